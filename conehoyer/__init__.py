@@ -1,0 +1,38 @@
+"""Sparse projections for NumPy arrays: CAI cone, Hoyer, l1 ball and simplex.
+
+Names are loaded on first use: ``import conehoyer`` imports NumPy alone.
+"""
+
+import importlib
+
+_HOME = {
+    "cai_score": "scores",
+    "gsp_score": "scores",
+    "hoyer_score": "scores",
+    "hoyer_sparseness": "scores",
+    "level_for_nnz": "levels",
+    "level_for_sparseness": "levels",
+    "project_cai": "projections",
+    "project_hoyer": "projections",
+    "project_l1_ball": "projections",
+    "project_simplex": "projections",
+    "ConvergenceWarning": "_results",
+    "ProjectionInfo": "_results",
+    "get_workers": "_threads",
+    "set_workers": "_threads",
+}
+
+__version__ = "0.1.0.dev0"
+__all__ = sorted(_HOME)  # noqa: PLE0605 (the stub lists the names for type checkers)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return [*globals(), *__all__]

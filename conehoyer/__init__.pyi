@@ -1,0 +1,17 @@
+from ._results import ConvergenceWarning as ConvergenceWarning
+from ._results import ProjectionInfo as ProjectionInfo
+from ._threads import get_workers as get_workers
+from ._threads import set_workers as set_workers
+from .levels import level_for_nnz as level_for_nnz
+from .levels import level_for_sparseness as level_for_sparseness
+from .projections import project_cai as project_cai
+from .projections import project_hoyer as project_hoyer
+from .projections import project_l1_ball as project_l1_ball
+from .projections import project_simplex as project_simplex
+from .scores import cai_score as cai_score
+from .scores import gsp_score as gsp_score
+from .scores import hoyer_score as hoyer_score
+from .scores import hoyer_sparseness as hoyer_sparseness
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,199 @@
+"""What every public function checks, and how arrays become rows and come back.
+
+The kernels see C-contiguous float32 or float64 matrices, one slice a row.
+"""
+
+import math
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+try:
+    from numpy.lib.array_utils import normalize_axis_index
+except ImportError:  # NumPy < 2
+    from numpy.core.multiarray import normalize_axis_index
+
+FLOAT64 = np.dtype(np.float64)
+FLOAT32 = np.dtype(np.float32)
+#: Slack under which a constraint counts as met: projecting twice changes nothing.
+_SLACK = {FLOAT64: 1e-14, FLOAT32: 2.5e-7}
+
+
+class Slices(NamedTuple):
+    """An input array, seen as slices along an axis."""
+
+    array: np.ndarray
+    axis: int | None
+    dtype: np.dtype  # of the result
+    work: np.dtype  # of the computation
+    batch: tuple[int, ...]  # shape without the axis
+    length: int  # of one slice
+
+    @property
+    def slack(self) -> float:
+        """Relative slack of the feasibility test."""
+        if self.dtype.itemsize < 4:  # float16 and bfloat16: twice the rounding unit
+            return 2.0 * float(_machine_epsilon(self.dtype))
+        return _SLACK[self.work]
+
+
+def _machine_epsilon(dtype):
+    if dtype.kind == "f":
+        return np.finfo(dtype).eps
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype).eps
+
+
+def _result_dtype(dtype, name):
+    """Floating dtypes are kept, integers and booleans become float64."""
+    if dtype.kind == "f":
+        return dtype.newbyteorder("=")
+    if dtype.kind in "iub":
+        return FLOAT64
+    if dtype.name == "bfloat16":
+        return dtype
+    raise TypeError(f"{name} must have a real floating, integer or boolean dtype, got {dtype}")
+
+
+def as_array(x, name="x"):
+    """Convert an array-like of real numbers to an ndarray, or raise TypeError."""
+    if type(x) is not np.ndarray:
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(f"{name} must not be a masked array: fill or compress it first")
+        if type(x).__module__.startswith("scipy.sparse"):
+            raise TypeError(f"{name} must not be a scipy.sparse container: pass x.toarray()")
+        x = np.asarray(x)
+    return x
+
+
+def slices(x, axis, name="x") -> Slices:
+    """Check the data argument and its axis."""
+    array = as_array(x, name)
+    dtype = array.dtype
+    if dtype is FLOAT64 or dtype is FLOAT32:
+        work = dtype
+    else:
+        dtype = _result_dtype(dtype, name)
+        work = FLOAT32 if dtype.itemsize <= 4 else FLOAT64
+    if axis is None:
+        return Slices(array, None, dtype, work, (), array.size)
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"axis must be an integer or None, got {axis!r}") from None
+    shape = array.shape
+    axis = normalize_axis_index(axis, len(shape))
+    return Slices(array, axis, dtype, work, shape[:axis] + shape[axis + 1 :], shape[axis])
+
+
+def rows(s: Slices) -> np.ndarray:
+    """The slices as a C-contiguous (batch, length) matrix; the input's memory if it can."""
+    array = s.array
+    if s.axis is None:
+        array = array.reshape(1, -1)
+    elif array.ndim > 1:
+        count = math.prod(s.batch)
+        array = np.moveaxis(array, s.axis, -1).reshape(count, s.length)
+    else:
+        array = array.reshape(1, -1)
+    return np.ascontiguousarray(array, dtype=s.work)
+
+
+class Target(NamedTuple):
+    """Where a result goes: the rows that the kernels write, and the array returned."""
+
+    rows: np.ndarray
+    array: np.ndarray
+    direct: bool  # the rows are the array's own memory
+
+
+def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
+    """Choose where the result goes; returns the rows to read as well.
+
+    Reads and writes either coincide or do not overlap.
+    """
+    shape = s.array.shape
+    if out is None and overwrite_x and x is s.array and _writable_as(x, s.dtype):
+        if np.shares_memory(x_rows, x):
+            out = x
+    if out is None:
+        if s.axis is None or s.axis == len(shape) - 1:
+            result = np.empty(shape, s.dtype)
+            if s.dtype is s.work:
+                return x_rows, Target(result.reshape(x_rows.shape), result, True)
+        else:
+            result = np.empty_like(s.array, dtype=s.dtype, subok=False)
+        return x_rows, Target(np.empty(x_rows.shape, s.work), result, False)
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
+    if out.shape != shape:
+        raise ValueError(f"out must have the result's shape {shape}, got {out.shape}")
+    if out.dtype != s.dtype:
+        raise ValueError(f"out must have the result's dtype {s.dtype}, got {out.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writable, got a read-only array")
+    view = None
+    if out.dtype == s.work and out.dtype.isnative:
+        moved = out if s.axis is None or out.ndim == 1 else np.moveaxis(out, s.axis, -1)
+        if moved.flags.c_contiguous:
+            view = moved.reshape(x_rows.shape)
+    if view is None:
+        if np.may_share_memory(x_rows, out) and not np.shares_memory(x_rows, s.array):
+            x_rows = x_rows.copy()
+        return x_rows, Target(np.empty(x_rows.shape, s.work), out, False)
+    if np.may_share_memory(x_rows, view) and not _same_memory(x_rows, view):
+        x_rows = x_rows.copy()
+    return x_rows, Target(view, out, True)
+
+
+def _writable_as(x, dtype):
+    return x.flags.writeable and x.dtype == dtype and x.dtype.isnative
+
+
+def _same_memory(a, b):
+    return a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+
+
+def deliver(s: Slices, goal: Target) -> np.ndarray:
+    """Copy the rows into the result where they are not its own memory."""
+    if not goal.direct:
+        if s.axis is None:
+            goal.array[...] = goal.rows.reshape(s.array.shape)
+        else:
+            moved = np.moveaxis(goal.array, s.axis, -1)
+            moved[...] = goal.rows.reshape(moved.shape)
+    return goal.array
+
+
+def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray:
+    """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
+    count = 1 if s.axis is None else math.prod(s.batch)
+    if type(value) is float or type(value) is int:
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be {what}, got {value!r}")
+        return np.full(count, value, FLOAT64)
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")
+    array = array.astype(FLOAT64)
+    good = (array >= low) & (array <= high)
+    if not good.all():
+        raise ValueError(f"{name} must be {what}, got {array[~good].flat[0]}")
+    if s.axis is not None and array.ndim == s.array.ndim > 0 and array.shape[s.axis] == 1:
+        array = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True
+    try:
+        array = np.broadcast_to(array, s.batch)
+    except ValueError:
+        raise ValueError(
+            f"{name} must broadcast to the slices' shape {s.batch}, got shape {np.shape(value)}"
+        ) from None
+    return np.ascontiguousarray(array).reshape(count)
+
+
+def choose(value, name, options):
+    """Check that a keyword names one of the options."""
+    if value not in options:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
+    return value

@@ -1,0 +1,1 @@
+"""CPU kernels: the loops.  The equations are in ``conehoyer._math``."""

@@ -1,0 +1,305 @@
+"""The published algorithms, one slice after the other: Condat, sorting, and the two
+iterative methods.  They are what the engine is compared with."""
+
+import math
+
+import numpy as np
+
+from .. import _math as m
+from .._jit import kernel
+from . import passes
+
+TOLERANCE = 1e-13
+MAX_ITERATIONS = 1000
+
+
+@kernel
+def condat_threshold(a, count, radius, heap):
+    """Condat's algorithm on a[:count]: τ with Σ max(a − τ, 0) = radius > 0.
+
+    `heap` (count entries, not `a`) holds the candidates: set aside before `first`,
+    current from `first` to `end`.
+    """
+    first, end = 0, 1
+    heap[0] = a[0]
+    rho = np.float64(a[0]) - radius
+    for i in range(1, count):
+        value = np.float64(a[i])
+        if value > rho:
+            rho += (value - rho) / (end - first + 1)
+            if rho <= value - radius:
+                first = end
+                rho = value - radius
+            heap[end] = a[i]
+            end += 1
+    # Those set aside get a second chance, from last to first; the current ones follow.
+    size = end - first
+    aside = first
+    for i in range(aside - 1, -1, -1):
+        value = np.float64(heap[i])
+        if value > rho:
+            first -= 1
+            heap[i], heap[first] = heap[first], heap[i]
+            size += 1
+            rho += (value - rho) / size
+    live = heap[first:end]
+    changed = True
+    while changed:
+        kept = 0
+        size = live.size
+        for i in range(live.size):
+            value = np.float64(live[i])
+            if value <= rho and size > 1:
+                size -= 1
+                rho += (rho - value) / size
+            else:
+                live[kept] = live[i]
+                kept += 1
+        changed = kept < live.size
+        live = live[:kept]
+    # The running mean has lost digits; the support has not.
+    total = 0.0
+    for i in range(live.size):
+        total += np.float64(live[i]) - rho
+    return rho, (total - radius) / live.size, live.size
+
+
+@kernel
+def sorted_threshold(a, radius):
+    """τ with Σ max(a − τ, 0) = radius > 0, for a in ascending order."""
+    n = a.size
+    total, size = 0.0, 1
+    top = np.float64(a[n - 1])
+    for k in range(1, n + 1):
+        value = np.float64(a[n - k]) - top
+        if k > 1 and (total + value - radius) / k >= value:
+            break
+        total += value
+        size = k
+    anchor = np.float64(a[n - size])
+    total = 0.0
+    for k in range(1, size + 1):
+        total += np.float64(a[n - k]) - anchor
+    return anchor, (total - radius) / size, size
+
+
+@kernel
+def _values(z, absolute, a):
+    for i in range(z.size):
+        a[i] = abs(z[i]) if absolute else z[i]
+
+
+@kernel
+def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, first, last):
+    """Project rows onto the l1 ball or the simplex; `ordered` holds a, sorted, or scratch."""
+    heap = np.empty(x.shape[1], x.dtype)
+    real = x.dtype.type
+    for r in range(first, last):
+        z, a, radius = x[r], ordered[r], radii[r]
+        if not passes.all_finite(z):
+            info[r, 0] = m.NONFINITE
+            out[r, :] = math.nan
+            continue
+        nu, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
+        feasible = s <= radius * (1.0 + tol)
+        if kind == m.SIMPLEX:
+            feasible = m.equality_holds(kind, radius, 0.0, tol, s, 0.0) and passes.nonnegative(z)
+        info[r, 3] = 1
+        if feasible:
+            info[r, 0], info[r, 1], info[r, 2] = m.FEASIBLE, 0.0, s
+            passes.write_copy(z, absolute, out[r])
+            continue
+        info[r, 0], info[r, 2] = m.SOFT, radius
+        if radius == 0.0:
+            info[r, 1] = passes.largest(z, absolute)
+            out[r, :] = 0.0
+            continue
+        if by_sorting:
+            anchor, offset, _ = sorted_threshold(a, radius)
+        else:
+            _values(z, absolute, a)
+            anchor, offset, _ = condat_threshold(a, a.size, radius, heap)
+        info[r, 1] = anchor + offset
+        near = real(anchor)
+        rest = (anchor - np.float64(near)) + offset
+        passes.write_soft(z, absolute, near, real(rest), real(1.0), out[r])
+
+
+@kernel
+def _spread(a):
+    """Number, mean, Σ(a − mean)², smallest and largest of the positive entries."""
+    nu, total, low, high = 0, 0.0, math.inf, 0.0
+    for i in range(a.size):
+        if a[i] > 0.0:
+            nu += 1
+            total += a[i]
+            low, high = min(low, a[i]), max(high, a[i])
+    mean = total / max(nu, 1)
+    squares = 0.0
+    for i in range(a.size):
+        if a[i] > 0.0:
+            squares += (a[i] - mean) ** 2
+    return nu, mean, squares, low, high
+
+
+@kernel
+def _unit_values(z, absolute, a):
+    """a divided by the power of two above its largest magnitude; returns the exponent."""
+    exponent = int(math.frexp(max(passes.largest(z, True), 0.0))[1])
+    for i in range(z.size):
+        value = math.ldexp(np.float64(z[i]), -exponent)
+        a[i] = abs(value) if absolute else value
+    return exponent
+
+
+@kernel
+def _finish(z, absolute, a, factor, exponent, out):
+    for i in range(z.size):
+        value = math.ldexp(factor * a[i], exponent)
+        out[i] = math.copysign(value, z[i]) if absolute else value
+
+
+@kernel
+def _finish_tied(kind, level, z, absolute, l2, out):
+    """No threshold exists: the profile of the ties at the top."""
+    top = passes.largest(z, absolute)
+    k, b = m.tied_profile(level)
+    passes.write_tied(z, absolute, top, k, b, m.tied_scale(kind, k, b, top, l2), out)
+    return top
+
+
+@kernel
+def iterative_rows(absolute, levels, tol, x, out, info, first, last):
+    """Algorithm 1 of the CAI paper: interpolate towards the axis, clip, repeat."""
+    a = np.empty(x.shape[1])
+    for r in range(first, last):
+        z, level = x[r], levels[r]
+        if not passes.all_finite(z):
+            info[r, 0] = m.NONFINITE
+            out[r, :] = math.nan
+            continue
+        exponent = _unit_values(z, absolute, a)
+        slope, shift = 1.0, 0.0  # on the support the iterate is slope·a + shift
+        status = m.CAPPED
+        iteration = 0
+        slack = tol
+        score = 0.0
+        for iteration in range(1, MAX_ITERATIONS + 1):
+            nu, mean, squares, low, high = _spread(a)
+            power = mean * mean + squares / max(nu, 1)
+            score = nu * (mean * mean / power) if nu > 0 else 0.0
+            if score <= level * (1.0 + slack):
+                status = m.SOFT if iteration > 1 else m.FEASIBLE
+                break
+            if low == high:
+                status = m.TIED
+                break
+            slack = max(tol, TOLERANCE)
+            factor = mean * math.sqrt((nu - level) / (level * (squares / nu)))
+            move = (1.0 - factor) * mean
+            slope, shift = factor * slope, factor * shift + move
+            for i in range(a.size):
+                a[i] = max(factor * a[i] + move, 0.0) if a[i] > 0.0 else 0.0
+        threshold = 0.0
+        if status == m.FEASIBLE:
+            passes.write_copy(z, absolute, out[r])
+        elif status == m.TIED:
+            threshold = _finish_tied(m.CAI, level, z, absolute, 0.0, out[r])
+            score = level
+        else:
+            threshold = math.ldexp(-shift / slope, exponent)
+            product, norm2 = 0.0, 0.0
+            for i in range(z.size):
+                value = math.ldexp(np.float64(z[i]), -exponent)
+                product += a[i] * (abs(value) if absolute else value)
+                norm2 += a[i] * a[i]
+            _finish(z, absolute, a, product / norm2, exponent, out[r])
+        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, score, iteration
+
+
+@kernel
+def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
+    """Hoyer's alternating projections, with Condat's exact simplex projection inside.
+
+    In units where L2 = 1 and L1 = √level: project onto the hyperplane Σs = L1 and, in it,
+    onto the sphere; where entries turn negative, onto the simplex, which drops some, and
+    again on the rest.
+    """
+    n = x.shape[1]
+    a, packed, heap = np.empty(n), np.empty(n), np.empty(n)
+    for r in range(first, last):
+        z, level, l2 = x[r], levels[r], norms[r]
+        if not passes.all_finite(z):
+            info[r, 0] = m.NONFINITE
+            out[r, :] = math.nan
+            continue
+        exponent = _unit_values(z, absolute, a)
+        _, s, q = passes.sums(a, False, 0.0, -math.inf)
+        if l2 < 0.0:
+            l2 = math.ldexp(math.sqrt(q), exponent)
+        total = math.sqrt(level)
+        unit_l2 = math.ldexp(l2, -exponent)
+        if m.equality_holds(m.HOYER, level, unit_l2, tol, s, q) and passes.nonnegative(a):
+            passes.write_copy(z, absolute, out[r])
+            info[r, 0], info[r, 1], info[r, 2], info[r, 3] = m.FEASIBLE, 0.0, level, 1
+            continue
+        count = n
+        for i in range(n):
+            packed[i] = a[i]
+        slope, shift = 1.0, 0.0
+        status = m.CAPPED
+        iteration = 0
+        for iteration in range(1, MAX_ITERATIONS + 1):
+            low, high, mean = math.inf, -math.inf, 0.0
+            for i in range(count):
+                low, high = min(low, packed[i]), max(high, packed[i])
+                mean += packed[i]
+            mean /= count
+            if level >= count:
+                factor = 0.0  # only the constant vector is left
+                status = m.FLAT if count == n else m.TIED
+                break
+            if low == high:
+                status = m.TIED
+                break
+            squares = 0.0
+            for i in range(count):
+                squares += (packed[i] - mean) ** 2
+            factor = math.sqrt((1.0 - total * total / count) / squares)
+            move = total / count - factor * mean
+            slope, shift = factor * slope, factor * shift + move
+            negative = False
+            for i in range(count):
+                packed[i] = factor * packed[i] + move
+                negative |= packed[i] < 0.0
+            if not negative:
+                status = m.SOFT
+                break
+            near, rest, _ = condat_threshold(packed, count, total, heap)
+            shift -= near + rest
+            kept = 0
+            for i in range(count):
+                value = (packed[i] - near) - rest
+                if value > 0.0:
+                    packed[kept] = value
+                    kept += 1
+            if kept == count:  # rounding: nothing left to drop
+                status = m.SOFT
+                break
+            count = kept
+        threshold = -math.inf
+        if status == m.TIED:
+            threshold = _finish_tied(m.HOYER, level, z, absolute, l2, out[r])
+        elif status == m.FLAT:
+            passes.write_flat(z, absolute, l2 / math.sqrt(n), out[r])
+        else:
+            offset = -shift / slope
+            threshold = math.ldexp(offset, exponent)
+            norm2 = 0.0
+            for i in range(n):
+                a[i] = max(a[i] - offset, 0.0)
+                norm2 += a[i] * a[i]
+            _finish(z, absolute, a, 1.0 / math.sqrt(norm2), 0, out[r])
+            for i in range(n):
+                out[r, i] *= l2
+        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, level, iteration

@@ -1,0 +1,214 @@
+"""Passes over one contiguous slice: sums, band, write.  No decisions are made here.
+
+``a`` stands for ``|z|`` where `absolute`, for ``z`` itself otherwise.  Sums are float64,
+taken in blocks so that each running sum stays short.
+"""
+
+import math
+
+import numpy as np
+
+from .._jit import kernel
+from . import simd
+
+BLOCK = 2048
+
+
+@kernel
+def all_finite(z):
+    """Whether no entry is NaN or infinite."""
+    clean = 0.0
+    for i in range(z.size):
+        clean = simd.accumulate(clean, np.float64(z[i] - z[i]))
+    return clean == 0.0
+
+
+@kernel
+def nonnegative(z):
+    """Whether no entry is negative."""
+    for i in range(z.size):
+        if z[i] < 0.0:
+            return False
+    return True
+
+
+@kernel
+def largest(z, absolute):
+    """The largest a."""
+    top = -math.inf
+    for i in range(z.size):
+        a = np.float64(abs(z[i]) if absolute else z[i])
+        top = a if a > top else top
+    return top
+
+
+@kernel
+def sums(z, absolute, anchor, offset):
+    """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset."""
+    nu, s, q = 0.0, 0.0, 0.0
+    for begin in range(0, z.size, BLOCK):
+        block = z[begin : min(begin + BLOCK, z.size)]
+        block_nu, block_s, block_q = 0.0, 0.0, 0.0
+        for i in range(block.size):
+            value = np.float64(block[i])
+            gap = (abs(value) if absolute else value) - anchor
+            inside = not (gap <= offset)  # NaN counts, so that it reaches the sums
+            gap = gap if inside else 0.0
+            block_nu = simd.accumulate(block_nu, 1.0 if inside else 0.0)
+            block_s = simd.accumulate(block_s, gap)
+            block_q = simd.accumulate(block_q, gap * gap)
+        nu += block_nu
+        s += block_s
+        q += block_q
+    return nu, s, q
+
+
+@kernel
+def band_plain(z, absolute, anchor, lo, hi, buffer):
+    """Sums over the entries above `hi`; those in (lo, hi] go to `buffer`.
+
+    Returns count, Σ(a − anchor), Σ(a − anchor)² over a > hi, and how many were stored.
+    `buffer` may be `z` itself.  NaN is stored.
+    """
+    nu, s, q, stored = 0.0, 0.0, 0.0, 0
+    for begin in range(0, z.size, BLOCK):
+        block_s, block_q = 0.0, 0.0
+        for i in range(begin, min(begin + BLOCK, z.size)):
+            value = abs(z[i]) if absolute else z[i]
+            high = value > hi
+            buffer[stored] = value
+            stored += (not value <= lo) and not high
+            gap = np.float64(value) - anchor if high else 0.0
+            nu += 1.0 if high else 0.0
+            block_s = simd.accumulate(block_s, gap)
+            block_q = simd.accumulate(block_q, gap * gap)
+        s += block_s
+        q += block_q
+    return nu, s, q, stored
+
+
+@kernel
+def _band_blocks(z, absolute, anchor, lo, hi, buffer, rare):
+    """`band_plain` on whole blocks, in registers; `rare`: few entries lie in the band."""
+    vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
+    zero = simd.splat(lo - lo)
+    width = simd.lanes(z)
+    length = 64 * width
+    nu, s, q, stored = 0, 0.0, 0.0, 0
+    for block in range(z.size // length):
+        part = z[block * length : (block + 1) * length]
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        for i in range(0, length, 2 * width):
+            a0, a1 = simd.load(part, i), simd.load(part, i + width)
+            if absolute:
+                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+            high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
+            in0 = simd.differ(simd.not_below(a0, vlo), high0)
+            in1 = simd.differ(simd.not_below(a1, vlo), high1)
+            gap0, gap1 = simd.sub(a0, vanchor), simd.sub(a1, vanchor)
+            s0 = simd.where(high0, simd.add(s0, gap0), s0)
+            s1 = simd.where(high1, simd.add(s1, gap1), s1)
+            q0 = simd.where(high0, simd.fma(gap0, gap0, q0), q0)
+            q1 = simd.where(high1, simd.fma(gap1, gap1, q1), q1)
+            nu += simd.count(high0)
+            nu += simd.count(high1)
+            if not rare or simd.any_lane(simd.either(in0, in1)):
+                simd.compress(a0, in0, buffer, stored)
+                stored += simd.count(in0)
+                simd.compress(a1, in1, buffer, stored)
+                stored += simd.count(in1)
+        s += simd.total(simd.add(s0, s1))
+        q += simd.total(simd.add(q0, q1))
+    return float(nu), s, q, stored
+
+
+@kernel
+def _collect_blocks(z, absolute, lo, buffer, rare):
+    """The stored part of `band_plain` for hi = inf, on whole blocks, in registers."""
+    vlo = simd.splat(lo)
+    width = simd.lanes(z)
+    stored = 0
+    for i in range(0, z.size // (2 * width) * (2 * width), 2 * width):
+        a0, a1 = simd.load(z, i), simd.load(z, i + width)
+        if absolute:
+            a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+        in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
+        if not rare or simd.any_lane(simd.either(in0, in1)):
+            simd.compress(a0, in0, buffer, stored)
+            stored += simd.count(in0)
+            simd.compress(a1, in1, buffer, stored)
+            stored += simd.count(in1)
+    return stored
+
+
+if simd.COMPRESS:
+
+    @kernel
+    def band(z, absolute, anchor, lo, hi, buffer, rare):
+        """`band_plain`, in registers where the machine can compress them."""
+        step = 64 * simd.lanes(z)
+        if hi == math.inf:
+            step = 2 * simd.lanes(z)
+        whole = z.size // step * step
+        nu, s, q, stored = 0.0, 0.0, 0.0, 0
+        if hi == math.inf:
+            stored = _collect_blocks(z[:whole], absolute, lo, buffer, rare)
+        else:
+            nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer, rare)
+        if whole < z.size:
+            nu1, s1, q1, more = band_plain(
+                z[whole:], absolute, np.float64(anchor), lo, hi, buffer[stored:]
+            )
+            return nu + nu1, s + s1, q + q1, stored + more
+        return nu, s, q, stored
+
+else:
+
+    @kernel
+    def band(z, absolute, anchor, lo, hi, buffer, rare):
+        """`band_plain`: this machine has no vector compression."""
+        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
+
+
+@kernel
+def write_soft(z, absolute, anchor, offset, factor, out):
+    """out = sign(z)·factor·max((a − anchor) − offset, 0); out may be z."""
+    zero = z.dtype.type(0)
+    for i in range(z.size):
+        value = z[i]
+        if absolute:
+            d = (abs(value) - anchor) - offset
+            out[i] = math.copysign((d if d > zero else zero) * factor, value)
+        else:
+            d = (value - anchor) - offset
+            out[i] = (d if d > zero else zero) * factor
+
+
+@kernel
+def write_tied(z, absolute, top, k, b, factor, out):
+    """The first k entries that equal `top` become factor·(1, …, 1, b), the rest zero."""
+    seen = 0
+    for i in range(z.size):
+        value = z[i]
+        a = abs(value) if absolute else value
+        x = z.dtype.type(0)
+        if a == top and seen < k:
+            seen += 1
+            x = z.dtype.type(factor * b if seen == k else factor)
+        out[i] = math.copysign(x, value) if absolute else x
+
+
+@kernel
+def write_flat(z, absolute, value, out):
+    """Every entry `value`, with the signs of z where `absolute`."""
+    for i in range(z.size):
+        out[i] = math.copysign(value, z[i]) if absolute else value
+
+
+@kernel
+def write_copy(z, absolute, out):
+    """Out = z, or max(z, 0) where the result is nonnegative."""
+    zero = z.dtype.type(0)
+    for i in range(z.size):
+        value = z[i]
+        out[i] = value if absolute or value > zero else zero

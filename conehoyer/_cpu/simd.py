@@ -1,0 +1,250 @@
+"""SIMD vectors for kernels: a few LLVM vector operations as Numba intrinsics.
+
+``Vec`` is one 512-bit register of float64 or float32, ``Mask`` one bit a lane.  They
+exist for what the loop vectoriser cannot do: compressing the selected lanes of a
+register into memory.  ``COMPRESS`` says whether this machine has that instruction;
+where it is False, callers use plain loops instead.
+"""
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, config, types
+from numba.extending import intrinsic, models, register_model
+
+REGISTER_BITS = 512
+#: Reductions only; NaN and inf keep their meaning.
+REORDER = ("reassoc", "nsz", "contract")
+
+
+def _has_compress() -> bool:
+    features = llvm.get_host_cpu_features() if not config.CPU_NAME else {}
+    return bool(features.get("avx512f")) and llvm.llvm_version_info >= (20,)
+
+
+COMPRESS = _has_compress()
+
+
+class Vec(types.Type):
+    """A SIMD register of ``lanes`` floating-point numbers."""
+
+    def __init__(self, element, lanes):
+        self.element, self.lanes = element, lanes
+        super().__init__(name=f"Vec({element}, {lanes})")
+
+
+class Mask(types.Type):
+    """One bit for each lane of a :class:`Vec`."""
+
+    def __init__(self, lanes):
+        self.lanes = lanes
+        super().__init__(name=f"Mask({lanes})")
+
+
+def _element(element):
+    return ir.DoubleType() if element == types.float64 else ir.FloatType()
+
+
+def _llvm(vec):
+    return ir.VectorType(_element(vec.element), vec.lanes)
+
+
+def _register(element):
+    return Vec(element, REGISTER_BITS // element.bitwidth)
+
+
+@register_model(Vec)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, manager, vec):
+        super().__init__(manager, vec, _llvm(vec))
+
+
+@register_model(Mask)
+class _MaskModel(models.PrimitiveModel):
+    def __init__(self, manager, mask):
+        super().__init__(manager, mask, ir.VectorType(ir.IntType(1), mask.lanes))
+
+
+def _call(builder, name, result, args, **flags):
+    signature = ir.FunctionType(result, [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    return builder.call(function, args, **flags)
+
+
+def _intrinsic_name(name, vec):
+    return f"llvm.{name}.v{vec.lanes}f{vec.element.bitwidth}"
+
+
+def _pointer(context, builder, array, value, index, vec):
+    data = context.make_array(array)(context, builder, value).data
+    return builder.bitcast(builder.gep(data, [index]), _llvm(vec).as_pointer())
+
+
+@intrinsic
+def lanes(typingctx, array):
+    """Entries of `array` in one register."""
+    count = REGISTER_BITS // array.dtype.bitwidth
+
+    def codegen(context, builder, signature, args):
+        return context.get_constant(types.int64, count)
+
+    return types.int64(array), codegen
+
+
+@intrinsic
+def load(typingctx, array, index):
+    """A register from ``array[index:index + lanes]`` (contiguous, unaligned)."""
+    vec = _register(array.dtype)
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_pointer(context, builder, array, args[0], args[1], vec))
+        value.align = array.dtype.bitwidth // 8
+        return value
+
+    return vec(array, index), codegen
+
+
+@intrinsic
+def splat(typingctx, x):
+    """A register with `x` in every lane."""
+    vec = _register(x)
+
+    def codegen(context, builder, signature, args):
+        undefined = ir.Constant(_llvm(vec), ir.Undefined)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), vec.lanes), [0] * vec.lanes)
+        first = builder.insert_element(undefined, args[0], ir.Constant(ir.IntType(32), 0))
+        return builder.shuffle_vector(first, undefined, zeros)
+
+    return vec(x), codegen
+
+
+@intrinsic
+def magnitude(typingctx, a):
+    """|a|, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        return _call(builder, _intrinsic_name("fabs", a), _llvm(a), args)
+
+    return a(a), codegen
+
+
+def _binary(name, doc):
+    def operation(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            return getattr(builder, name)(*args)
+
+        return a(a, a), codegen
+
+    operation.__doc__ = doc
+    return intrinsic(operation)
+
+
+add = _binary("fadd", "a + b, lane by lane.")
+sub = _binary("fsub", "a − b, lane by lane.")
+differ = _binary("xor", "The lanes in which two masks differ.")
+either = _binary("or_", "The lanes set in either mask.")
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """a·b + c, rounded once."""
+
+    def codegen(context, builder, signature, args):
+        return _call(builder, _intrinsic_name("fma", a), _llvm(a), args)
+
+    return a(a, a, a), codegen
+
+
+@intrinsic
+def above(typingctx, a, b):
+    """The lanes with a > b; NaN is never above."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fcmp_ordered(">", *args)
+
+    return Mask(a.lanes)(a, a), codegen
+
+
+@intrinsic
+def not_below(typingctx, a, b):
+    """The lanes with not (a ≤ b): NaN counts."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fcmp_unordered(">", *args)
+
+    return Mask(a.lanes)(a, a), codegen
+
+
+@intrinsic
+def where(typingctx, mask, a, b):
+    """Lanes of a where the mask is set, of b elsewhere."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(*args)
+
+    return a(mask, a, a), codegen
+
+
+@intrinsic
+def count(typingctx, mask):
+    """Number of lanes set."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        return builder.ctpop(builder.zext(bits, ir.IntType(64)))
+
+    return types.int64(mask), codegen
+
+
+@intrinsic
+def any_lane(typingctx, mask):
+    """Whether some lane is set."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(mask), codegen
+
+
+@intrinsic
+def compress(typingctx, a, mask, array, index):
+    """Store the selected lanes at ``array[index:]``; a full register is written."""
+
+    def codegen(context, builder, signature, args):
+        value = _call(
+            builder,
+            _intrinsic_name("experimental.vector.compress", a),
+            _llvm(a),
+            [args[0], args[1], ir.Constant(_llvm(a), ir.Undefined)],
+        )
+        store = builder.store(value, _pointer(context, builder, array, args[2], args[3], a))
+        store.align = array.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(a, mask, array, index), codegen
+
+
+@intrinsic
+def total(typingctx, a):
+    """Sum of the lanes, in float64."""
+
+    def codegen(context, builder, signature, args):
+        wide = Vec(types.float64, a.lanes)
+        value = args[0]
+        if a.element != types.float64:
+            value = builder.fpext(value, _llvm(wide))
+        zero = ir.Constant(ir.DoubleType(), 0.0)
+        name = _intrinsic_name("vector.reduce.fadd", wide)
+        return _call(builder, name, zero.type, [zero, value], fastmath=REORDER)
+
+    return types.float64(a), codegen
+
+
+@intrinsic
+def accumulate(typingctx, total, term):
+    """Scalar ``total + term`` that LLVM may reorder, so that a sum vectorises."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fadd(*args, flags=REORDER)
+
+    return total(total, total), codegen

@@ -1,0 +1,51 @@
+"""The only place that calls ``numba.njit``: options, cache key, fallback.
+
+Numba keys its disk cache by a function's own file, signature and CPU, but neither by
+the options nor by the helpers in other files: an edited helper would give the old
+answer.  Therefore the qualified name of every kernel carries a digest of the kernel
+sources and of the options.
+"""
+
+import hashlib
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numba
+
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+
+
+@cache
+def _sources_digest() -> str:
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([root / "_math.py", root / "_jit.py", *(root / "_cpu").glob("*.py")]):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _warn_no_cache() -> None:
+    warnings.warn(
+        "conehoyer cannot write its compiled kernels to a cache, so each process compiles "
+        "them anew; set NUMBA_CACHE_DIR to a writable folder to avoid this",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def kernel(function=None, **options):
+    """Compile on first call, release the GIL, cache on disk where that is possible."""
+    if function is None:
+        return lambda f: kernel(f, **options)
+    options = _OPTIONS | options
+    key = hashlib.sha256(f"{_sources_digest()}{sorted(options.items())}".encode()).hexdigest()
+    function.__qualname__ = f"{function.__qualname__}_{key[:12]}"
+    dispatcher = numba.njit(**options)(function)
+    try:
+        dispatcher.enable_caching()
+    except RuntimeError:  # no locator: a read-only install
+        _warn_no_cache()
+    return dispatcher

@@ -1,0 +1,314 @@
+"""The mathematics of the soft threshold: pure functions on scalars.
+
+Every projection is ``x = sign(y)·c·max(a − τ, 0)``; what differs is the equation
+for τ and the scale c.  A pass over the data supplies three sums over the support
+``{a > τ}``, and :func:`advance` answers with the next τ, or with the verdict.
+Nothing here knows where the sums come from: CPU passes, threads, GPU blocks or
+chunks of a file.
+
+τ is held as ``anchor + offset``, and the sums are taken relative to the anchor,
+``S = Σ(a − anchor)``, ``Q = Σ(a − anchor)²``.  For near-constant data ``a − anchor``
+is exact, so τ keeps its relative accuracy where one float could not.
+"""
+
+import math
+from typing import NamedTuple
+
+from numba.extending import register_jitable
+
+# Constraints.
+L1 = 0  # Σd = r, τ ≥ 0
+SIMPLEX = 1  # Σd = r, τ of any sign
+CAI = 2  # (Σd)² = l·Σd², τ ≥ 0
+HOYER = 3  # (Σd)² = l·Σd², τ of any sign
+
+# Verdicts.
+GO = 0  # evaluate the sums at (anchor, offset) and call advance again
+SOFT = 1  # the soft threshold is found
+FEASIBLE = 2  # the input satisfies the constraint: nothing to do
+TIED = 3  # more than l entries tie at the top, no threshold exists: design rule for ties
+RESCALE = 4  # squares over- or underflow: multiply the data by a power of two first
+NONFINITE = 5  # NaN or inf in the data
+CAPPED = 6  # the cap on the passes was hit; the threshold is the best known
+FLAT = 7  # level n: only the constant vector has it
+
+NEWTON_PASSES = 40  # from here on every second step bisects
+MAX_PASSES = 400
+
+
+class State(NamedTuple):
+    """Where the search for τ stands, between two passes over the data."""
+
+    status: int
+    anchor: float
+    offset: float  # τ = anchor + offset; -inf counts every entry
+    lo: float  # certified: τ* ≥ lo
+    hi: float  # certified: τ* ≤ hi
+    nu: float  # support size of the pass that proposed τ, -1 if τ was no Newton step
+    overshoots: int
+    pinned: bool  # the anchor was chosen for accuracy: keep it
+    at_zero: bool  # the sums at τ = 0 have been seen
+    passes: int
+    s: float  # on a verdict: Σd at τ
+    q: float  # on a verdict: Σd² at τ
+
+
+@register_jitable
+def start(kind):
+    """The state before the first pass: τ = 0, or every entry where τ may be negative."""
+    free = kind == SIMPLEX or kind == HOYER
+    offset = -math.inf if free else 0.0
+    return State(
+        GO, 0.0, offset, offset, math.inf, -1.0, 0, False, not free, 0, 0.0, 0.0
+    )
+
+
+@register_jitable
+def start_at(kind, tau):
+    """A state that begins at a guess of τ, from either side."""
+    begin = start(kind)
+    if not (tau > begin.offset):
+        return begin
+    return State(
+        GO, tau, 0.0, begin.lo, math.inf, -1.0, 0, False, False, 0, 0.0, 0.0
+    )
+
+
+@register_jitable
+def two_sum(a, b):
+    """Return fl(a + b) and the rounding error, exactly (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+@register_jitable
+def level_excess(level, s, q):
+    """Positive where (Σd)² exceeds level·Σd²: τ lies left of the solution."""
+    return s * s - level * q
+
+
+@register_jitable
+def newton_offset(kind, p, nu, s, q):
+    """The τ (relative to the anchor) that solves the equation on this support."""
+    if kind == L1 or kind == SIMPLEX:
+        return (s - p) / nu
+    mean = s / nu
+    var = max(q / nu - mean * mean, 0.0)
+    return mean - math.sqrt(p * var / (nu - p))
+
+
+@register_jitable
+def equality_holds(kind, p, l2, tol, s, q):
+    """Whether Σa, Σa² over all entries already meet an equality constraint."""
+    if kind == SIMPLEX:
+        return abs(s - p) <= tol * p
+    if kind == HOYER:
+        return abs(s * s - p * q) <= tol * p * q and abs(math.sqrt(q) - l2) <= tol * l2
+    return False
+
+
+@register_jitable
+def sums_at(nu, s, q, offset):
+    """Σd and Σd² for d = (a − anchor) − offset, from the sums relative to the anchor."""
+    if nu == 0.0:
+        return 0.0, 0.0
+    mean = s / nu
+    var = max(q / nu - mean * mean, 0.0)
+    gap = mean - offset
+    return nu * gap, nu * (var + gap * gap)
+
+
+@register_jitable
+def midpoint(lo, hi):
+    """Bisect [lo, hi]: over the exponents first, then over the values."""
+    if lo < 0.0 < hi:
+        return 0.0
+    if lo == 0.0:
+        return hi * 2.0**-64
+    if hi == 0.0:
+        return lo * 2.0**-64
+    if 0.0 < lo and hi > 4.0 * lo:
+        return math.sqrt(lo) * math.sqrt(hi)
+    if hi < 0.0 and lo < 4.0 * hi:
+        return -math.sqrt(-lo) * math.sqrt(-hi)
+    return lo + 0.5 * (hi - lo)
+
+
+@register_jitable
+def advance(kind, p, tol, st, nu, s, q):
+    """One step of the search for τ.
+
+    Parameters
+    ----------
+    kind : int
+        L1, SIMPLEX, CAI or HOYER.
+    p : float
+        Radius r (L1, SIMPLEX) or level l (CAI, HOYER).
+    tol : float
+        Relative slack under which the input counts as feasible.
+    st : State
+        The state that asked for the sums.
+    nu, s, q : float
+        Number of entries with ``a − anchor > offset``, and the sums of ``a − anchor``
+        and of its square over them.
+
+    Returns
+    -------
+    State
+        With ``status == GO`` the next point to evaluate, otherwise the verdict.
+    """
+    cone = kind == CAI or kind == HOYER
+    signed = kind == SIMPLEX or kind == HOYER
+    passes = st.passes + 1
+    anchor, offset, lo, hi = st.anchor, st.offset, st.lo, st.hi
+    everything = offset == -math.inf
+    at_zero = st.at_zero or (anchor == 0.0 and offset == 0.0)
+
+    if not math.isfinite(s):
+        return State(NONFINITE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
+    size = abs(anchor) + math.sqrt(q)
+    if cone and nu > 0.0 and s != 0.0 and not (1e-100 < size < 1e100):
+        return State(RESCALE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
+
+    # Which side of τ* are we on?
+    sd, qd = s, q
+    left = True
+    if not everything:
+        sd, qd = sums_at(nu, s, q, offset)
+        excess = level_excess(p, sd, qd) if cone else sd - p
+        if anchor == 0.0 and offset == 0.0 and not signed:
+            if excess <= tol * (p * qd if cone else p):
+                return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
+        left = nu > 0.0 and excess >= 0.0
+        tau = anchor + offset
+        if left:
+            lo = max(lo, tau)
+        else:
+            hi = min(hi, tau)
+
+    # The support's spread against its distance from the anchor: where it drowns in
+    # rounding, take the sums again relative to the support's mean.
+    tied = False
+    if cone and nu > 0.0:
+        mean = s / nu
+        var = q / nu - mean * mean
+        if var <= 1e-8 * mean * mean and passes < MAX_PASSES:
+            closer = anchor + mean
+            if closer != anchor:
+                shift = closer - anchor
+                return State(
+                    GO, closer, offset - shift, lo, hi, st.nu, st.overshoots,
+                    True, at_zero, passes, 0.0, 0.0,
+                )  # fmt: skip
+            tied = True  # all of the support is the one float `anchor`
+
+    if tied and left and nu > p:
+        return State(TIED, anchor, 0.0, anchor, anchor, nu, 0, True, at_zero, passes, s, q)
+    if tied and nu == p and not everything:
+        return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
+
+    can_step = nu > 0.0 and (nu > p or not cone)
+    if can_step:
+        step = newton_offset(kind, p, nu, s, q)
+        # The same support twice, or no progress from the left: solved.
+        solved = nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
+        # A Newton step never passes τ*, except by rounding: do not chase that.
+        solved = solved or (st.overshoots >= 4 and not left)
+        if solved and left and not everything:
+            step = max(step, offset)
+        if solved:
+            sd, qd = sums_at(nu, s, q, step)
+            if not signed and not at_zero:
+                # So close to τ = 0 that the input may count as feasible: look there.
+                slack = 4.0 * tol * (sd / (2.0 * (nu - p)) if cone else p / nu)
+                if anchor + step <= slack:
+                    return State(
+                        GO, 0.0, 0.0, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0
+                    )
+            return State(
+                SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd
+            )
+        if passes >= MAX_PASSES:
+            sd, qd = sums_at(nu, s, q, step)
+            return State(
+                CAPPED, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd
+            )
+    elif passes >= MAX_PASSES:
+        return State(CAPPED, anchor, offset, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
+    else:
+        step = 0.0
+
+    overshoots = st.overshoots
+    newton = nu
+    if passes > NEWTON_PASSES and passes % 2 == 0 and math.isfinite(lo):
+        # max a ≤ τ + Σd, whatever the data.
+        top = min(hi, anchor + offset + sd) if nu > 0.0 else hi
+        anchor, step, newton = midpoint(lo, top), 0.0, -1.0
+    elif not left and st.nu >= 0.0:
+        # A Newton step landed right of τ*: rounding. Back off a little, keep the anchor.
+        overshoots += 1
+        if not can_step:
+            tau = anchor + offset
+            back = max(tau - lo, abs(tau) * 2.0**-52) * 2.0 ** (10.0 * overshoots - 50.0)
+            step, newton = offset - max(back, abs(tau) * 2.0**-50), st.nu
+    elif not can_step:
+        # A bad start, too far right: halve towards the certified bound.
+        if math.isfinite(lo):
+            anchor, step, newton = lo + 0.5 * (anchor + offset - lo), 0.0, -1.0
+        else:
+            step, newton = -math.inf, -1.0
+
+    if not signed and anchor + step <= 0.0:
+        anchor, step = 0.0, 0.0
+    elif not st.pinned and math.isfinite(step) and not (not can_step and overshoots):
+        anchor, step = two_sum(anchor, step)
+    return State(
+        GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0
+    )
+
+
+@register_jitable
+def scale(kind, st, l2):
+    """The factor c of ``x = c·max(a − τ, 0)`` for a soft threshold."""
+    if kind == CAI:  # ⟨p, a⟩/⟨p, p⟩ with a = p + τ on the support
+        return 1.0 + (st.anchor + st.offset) * (st.s / st.q) if st.q > 0.0 else 1.0
+    if kind == HOYER:
+        return l2 / math.sqrt(st.q) if st.q > 0.0 else 0.0
+    return 1.0
+
+
+@register_jitable
+def tied_profile(level):
+    """Nonnegative k-vector (1, …, 1, b) with k = ⌈l⌉ and score exactly l: returns k, b."""
+    k = math.ceil(level)
+    if k <= 1.0:
+        return 1.0, 1.0
+    root = math.sqrt((k - 1.0) * level * (k - level))
+    return k, (k - 1.0) * (level - k + 1.0) / (k - 1.0 + root)
+
+
+@register_jitable
+def tied_scale(kind, k, b, top, l2):
+    """The factor c for the tied profile."""
+    norm2 = k - 1.0 + b * b
+    if kind == CAI:
+        return top * (k - 1.0 + b) / norm2
+    return l2 / math.sqrt(norm2)
+
+
+@register_jitable
+def level_of(sparseness, n):
+    """Hoyer's sparseness in [0, 1] as a level (‖x‖₁/‖x‖₂)² in [1, n]."""
+    root = math.sqrt(n)
+    ratio = root - sparseness * (root - 1.0)
+    return min(max(ratio * ratio, 1.0), float(n))
+
+
+@register_jitable
+def sparseness_of(level, n):
+    """Hoyer's sparseness (√n − ‖x‖₁/‖x‖₂)/(√n − 1) of a vector with this level."""
+    if n <= 1 or level == 0.0:
+        return 1.0
+    root = math.sqrt(n)
+    return (root - math.sqrt(level)) / (root - 1.0)

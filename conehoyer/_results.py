@@ -1,0 +1,40 @@
+"""What comes back besides the projection."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class ConvergenceWarning(UserWarning):
+    """A cap on the number of iterations was hit; the result is the best known."""
+
+
+@dataclass(frozen=True)
+class ProjectionInfo:
+    """How a projection went; each field has the slices' shape, a scalar for one vector.
+
+    Attributes
+    ----------
+    threshold : float or ndarray of float64
+        The soft threshold τ: entries with ``|x| <= threshold`` are zero in the result.
+        0 where the input was feasible, the largest entry where entries tie at the top,
+        ``-inf`` where the result is a constant vector.
+    level : float or ndarray of float64
+        Value of the constraint reached: the Hoyer score (CAI, Hoyer), or the l1 norm
+        (ball, simplex).
+    nnz : int or ndarray of int64
+        Number of nonzeros of the result.
+    passes : int or ndarray of int64
+        Evaluations of the sums, or iterations of the iterative methods.
+    converged : bool or ndarray of bool
+        False where a cap on the passes was hit.
+    support : ndarray of int64 or None
+        For one vector: number of entries above the trial threshold in each pass.
+    """
+
+    threshold: float | np.ndarray
+    level: float | np.ndarray
+    nnz: int | np.ndarray
+    passes: int | np.ndarray
+    converged: bool | np.ndarray
+    support: np.ndarray | None = None

@@ -1,0 +1,111 @@
+"""How many threads, and the pool that they come from."""
+
+import contextlib
+import contextvars
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+_workers = contextvars.ContextVar("conehoyer_workers", default=1)
+_lock = threading.Lock()
+_pool = None
+
+
+def _available() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def resolve_workers(workers: int | None) -> int:
+    """The number of threads meant by a `workers` argument."""
+    if workers is None:
+        return _workers.get()
+    try:
+        count = operator.index(workers)
+    except TypeError:
+        raise TypeError(f"workers must be an integer or None, got {workers!r}") from None
+    if count < 0:
+        count += _available() + 1
+    if count < 1:
+        raise ValueError(
+            f"workers must be a positive integer, or negative down to -{_available()} to "
+            f"count from all of the machine's processors, got {workers!r}"
+        )
+    return count
+
+
+@contextlib.contextmanager
+def set_workers(workers: int) -> Iterator[None]:
+    """Set the default number of threads within a ``with`` block.
+
+    Parameters
+    ----------
+    workers : int
+        The value that ``workers=None`` stands for inside the block.  Negative numbers
+        count from the machine's processors: -1 means all of them.
+
+    Examples
+    --------
+    >>> import conehoyer
+    >>> with conehoyer.set_workers(2):
+    ...     conehoyer.get_workers()
+    2
+    """
+    token = _workers.set(resolve_workers(workers))
+    try:
+        yield
+    finally:
+        _workers.reset(token)
+
+
+def get_workers() -> int:
+    """Return the default number of threads in the current context, 1 unless set.
+
+    Examples
+    --------
+    >>> import conehoyer
+    >>> conehoyer.get_workers()
+    1
+    """
+    return _workers.get()
+
+
+def _get_pool():
+    global _pool
+    with _lock:
+        if _pool is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            _pool = ThreadPoolExecutor(max(_available() - 1, 1), "conehoyer")
+        return _pool
+
+
+def _forget_pool() -> None:
+    """A forked child has none of its parent's threads: it makes a pool of its own."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+def run_split(task: Callable[[int, int], object], count: int, workers: int) -> None:
+    """Call ``task(first, last)`` on contiguous parts of range(count), one a worker."""
+    workers = min(workers, count)
+    if workers <= 1:
+        task(0, count)
+        return
+    edges = [count * w // workers for w in range(workers + 1)]
+    pool = _get_pool()
+    others = [
+        pool.submit(task, first, last)
+        for first, last in zip(edges[1:-1], edges[2:], strict=True)
+    ]
+    try:
+        task(edges[0], edges[1])
+    finally:
+        for other in others:
+            other.result()
