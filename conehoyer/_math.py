@@ -27,10 +27,10 @@ GO = 0  # evaluate the sums at (anchor, offset) and call advance again
 SOFT = 1  # the soft threshold is found
 FEASIBLE = 2  # the input satisfies the constraint: nothing to do
 TIED = 3  # more than l entries tie at the top, no threshold exists: design rule for ties
-RESCALE = 4  # squares over- or underflow: multiply the data by a power of two first
-NONFINITE = 5  # NaN or inf in the data
-CAPPED = 6  # the cap on the passes was hit; the threshold is the best known
-FLAT = 7  # level n: only the constant vector has it
+FLAT = 4  # level n: only the constant vector has it
+RESCALE = 5  # squares over- or underflow: multiply the data by a power of two first
+NONFINITE = 6  # NaN or inf in the data
+CAPPED = 7  # the cap on the passes was hit; the threshold is the best known
 
 NEWTON_PASSES = 40  # from here on every second step bisects
 MAX_PASSES = 400
@@ -266,6 +266,12 @@ def advance(kind, p, tol, st, nu, s, q):
     return State(
         GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0
     )
+
+
+@register_jitable
+def dust(st):
+    """d up to which an entry counts as sitting on the threshold: the rounding of τ."""
+    return 2.0**-50 * st.s / st.nu if st.nu > 0.0 else 0.0
 
 
 @register_jitable

@@ -30,10 +30,11 @@ def _level_of_row(z, k, tol):
     if np.count_nonzero(z) <= k:
         return float(max(n, 1))
     a = np.abs(z)
+    top = a.max()
+    if np.count_nonzero(a == top) >= k:
+        return float(k)
     edge = float(np.partition(a, n - k - 1)[n - k - 1])
     nu, s, q = passes.sums(z, True, edge, 0.0)
-    if nu == 0.0:  # more than k entries tie at the top
-        return float(k)
     level = s / q * s
     out, info = np.empty((1, n), z.dtype), np.zeros((1, 4))
     margin = 0.0

@@ -209,17 +209,9 @@ def _project(
                 kind, absolute, levels[r], norms[r], s.slack, check_finite, z, goal.rows,
                 not in_place, info, log, r, workers,
             )  # fmt: skip
-    status = info[:, 0]
-    if check_finite and (status == m.NONFINITE).any():
-        raise _not_finite()
+    if info[0, 0] >= m.NONFINITE or (len(z) > 1 and info[:, 0].max() >= m.NONFINITE):
+        _complain(info[:, 0], check_finite)
     result = _checks.deliver(s, goal)
-    if (status == m.CAPPED).any():
-        warnings.warn(
-            f"{int((status == m.CAPPED).sum())} of {len(z)} projections stopped at the cap on "
-            "their iterations; the results are the best known",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
     return (result, _info(s, result, info, log)) if full_output else result
 
 
@@ -229,7 +221,8 @@ def _project_long(
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
     buffer = target if whole else np.empty_like(z)
-    part = np.empty((engine.chunks_of(z.size), 4))
+    part = np.empty((engine.chunks_of(z.size), 5))
+    held = np.empty(engine.room_for_heads(z.size), z.dtype)
     chunks = len(part)
     job = engine.prepare(kind, absolute, level, norm, strict, z, buffer)
     while job.action != engine.WRITE:
@@ -238,7 +231,7 @@ def _project_long(
             chunks,
             workers,
         )
-        job = engine.proceed(job, kind, absolute, level, tol, z, buffer, part, log)
+        job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, log)
     if job.state.status in (m.NONFINITE, m.RESCALE):
         levels, norms = np.full(len(x), level), np.full(len(x), norm)
         engine.project_rows(
@@ -249,6 +242,19 @@ def _project_long(
         lambda i, j: engine.write(job, kind, absolute, level, z, target, i, j), chunks, workers
     )
     engine.report(job, kind, absolute, level, info[r])
+
+
+def _complain(status, check_finite):
+    if check_finite and (status == m.NONFINITE).any():
+        raise _not_finite()
+    capped = np.count_nonzero(status == m.CAPPED)
+    if capped:
+        warnings.warn(
+            f"{capped} of {len(status)} projections stopped at the cap on their iterations; "
+            "the results are the best known",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
 
 
 def _not_finite():

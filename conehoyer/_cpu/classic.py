@@ -122,7 +122,7 @@ def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, fir
         info[r, 1] = anchor + offset
         near = real(anchor)
         rest = (anchor - np.float64(near)) + offset
-        passes.write_soft(z, absolute, near, real(rest), real(1.0), out[r])
+        passes.write_soft(z, absolute, near, real(rest), real(0.0), real(1.0), out[r])
 
 
 @kernel

@@ -18,15 +18,33 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import kernel
-from . import passes
+from . import passes, simd
 
-CHUNK = 65536
+CHUNK = 16384
+HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
+HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 RUN = 16  # the sample consists of short runs: each costs a cache miss
-WIDTH = 3.5  # half width of the band, in standard errors
+WIDTH = 3.0  # half width of the band, in standard errors
+MOST_RUNS = 4096
+MOST_SAMPLES = 3
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
-SUMS, BAND, WRITE = 0, 1, 2
+SUMS, BAND, WRITE = 0, 1, 2  # actions
+ALL, HEADS, TAILS = 0, 1, 2  # sections of the chunks
+
+
+class Known(NamedTuple):
+    """Exact sums over the entries above `theta`, relative to `anchor`."""
+
+    theta: float
+    anchor: float
+    nu: float
+    s: float
+    q: float
+
+
+NOTHING = Known(math.inf, 0.0, 0.0, 0.0, 0.0)
 
 
 class Job(NamedTuple):
@@ -38,13 +56,22 @@ class Job(NamedTuple):
     hi: float
     rare: bool  # BAND: few entries lie inside
     l2: float  # HOYER: the norm wanted; negative: that of the input
-    sampled: bool
+    samples: int  # how many samples have been taken
+    section: int  # BAND: ALL, or the HEADS of the chunks first and then their TAILS
+    above: Known  # TAILS: the heads' sums above the band
+    held: int  # TAILS: how many of the heads' entries lie in the band
 
 
 @kernel
 def chunks_of(n):
     """Number of chunks of a slice of length n."""
     return max((n + CHUNK - 1) // CHUNK, 1)
+
+
+@kernel
+def room_for_heads(n):
+    """Length of the array that holds the heads' entries between two passes."""
+    return chunks_of(n) * HEAD + 64 if n >= HEADS_FROM else 0
 
 
 @kernel
@@ -57,208 +84,369 @@ def _move(st, anchor, offset, pinned):
 
 
 @kernel
-def _solve_short(kind, p, z, st):
-    """Solve on a short slice by plain passes; used on the sample."""
-    while st.status == m.GO:
-        nu, s, q = passes.sums(z, False, st.anchor, st.offset)
+def _split(st, z):
+    """Write τ as the next lower number of the data's type plus a rest: the same support."""
+    tau, rest = m.two_sum(st.anchor, st.offset)
+    anchor = np.float64(z.dtype.type(tau))
+    if anchor > tau or (anchor == tau and rest < 0.0):
+        anchor = np.float64(np.nextafter(z.dtype.type(tau), z.dtype.type(-np.inf)))
+    return m.State(
+        m.GO, anchor, (tau - anchor) + rest, st.lo, st.hi, st.nu, st.overshoots, False,
+        st.at_zero, st.passes, 0.0, 0.0,
+    )  # fmt: skip
+
+
+@kernel
+def _take_sample(z, absolute, sample):
+    """Fill the sample with short runs, one from each stratum of the slice."""
+    count = sample.size // RUN
+    stratum = z.size / count
+    free = np.uint64(max(int(stratum) - RUN, 1))
+    seed = np.uint64(0x9E3779B97F4A7C15)
+    for j in range(count):
+        seed = seed * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        first = min(int(j * stratum) + int((seed >> np.uint64(33)) % free), z.size - RUN)
+        run, to = z[first : first + RUN], sample[j * RUN : (j + 1) * RUN]
+        for i in range(RUN):
+            to[i] = abs(run[i]) if absolute else run[i]
+
+
+@kernel
+def _estimate(kind, p, sample, weight, known):
+    """Solve with sums estimated from a sample: `known`, and the sample up to its theta."""
+    st = m.start(kind)
+    theta = known.theta
+    while st.status == m.GO and st.passes < m.NEWTON_PASSES:
+        nu, s, q = passes.sums(sample, False, st.anchor, st.offset)
+        nu, s, q = weight * nu, weight * s, weight * q
+        if theta < math.inf:
+            nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
+            shift = st.anchor - known.anchor
+            s2 = known.s - known.nu * shift
+            nu += known.nu - weight * nu1
+            s += s2 - weight * s1
+            q = max(q + known.q - shift * (known.s + s2) - weight * q1, 0.0)
         st = m.advance(kind, p, 0.0, st, nu, s, q)
     return st
 
 
 @kernel
-def _take_sample(z, absolute, count, buffer):
-    """Copy `count` short runs, one from each stratum of the slice."""
-    stratum = z.size / count
-    free = max(int(stratum) - RUN, 1)
-    seed = np.uint64(0x9E3779B97F4A7C15)
-    for j in range(count):
-        seed = seed * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        first = int(j * stratum) + int((seed >> np.uint64(33)) % np.uint64(free))
-        first = min(first, z.size - RUN)
-        for i in range(RUN):
-            value = z[first + i]
-            buffer[j * RUN + i] = abs(value) if absolute else value
-
-
-@kernel
-def _standard_error(kind, p, z, st):
-    """Standard error of the sample's τ, from the spread between runs."""
-    count = z.size // RUN
+def _standard_error(kind, p, sample, weight, theta, st):
+    """Standard error of the estimated τ, from the spread between runs of the sample."""
+    slope = st.nu if kind <= m.SIMPLEX else 2.0 * st.s * (st.nu - p)
+    if not slope > 0.0:
+        return math.inf
+    linear = weight / slope * (1.0 if kind <= m.SIMPLEX else 2.0 * st.s)
+    square = 0.0 if kind <= m.SIMPLEX else weight / slope * p
+    edge = (theta - st.anchor) - st.offset
     total, squares = 0.0, 0.0
-    for j in range(count):
+    for j in range(sample.size // RUN):
         influence = 0.0
-        for i in range(j * RUN, (j + 1) * RUN):
-            d = max((np.float64(z[i]) - st.anchor) - st.offset, 0.0)
-            influence += d if kind <= m.SIMPLEX else (2.0 * st.s - p * d) * d
+        run = sample[j * RUN : (j + 1) * RUN]
+        for i in range(RUN):
+            d = (np.float64(run[i]) - st.anchor) - st.offset
+            sign = (1.0 if d > 0.0 else 0.0) - (1.0 if d > edge else 0.0)
+            influence = simd.accumulate(influence, sign * (linear - square * d) * d)
         total += influence
         squares += influence * influence
-    spread = math.sqrt(max(squares - total * total / count, 0.0))
-    slope = st.nu if kind <= m.SIMPLEX else 2.0 * st.s * (st.nu - p)
-    return spread / slope if slope > 0.0 else math.inf
+    return math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
 
 
 @kernel
-def _sampled(job, kind, absolute, p, z, buffer):
-    """Choose the band, or a plain start, from a sample."""
+def _upper_edge(sample, least, most):
+    """A value that at least `least` and, ties aside, at most `most` entries exceed."""
+    lo, hi = 0.0, passes.largest(sample, False)
+    for _ in range(60):
+        middle = m.midpoint(lo, hi)
+        count, _, _ = passes.sums(sample, False, middle, 0.0)
+        if count < least:
+            hi = middle
+        else:
+            lo = middle
+            if count <= most:
+                break
+    return lo
+
+
+@kernel
+def _count_between(z, lo, hi):
+    """How many entries lie in (lo, hi]."""
+    return passes.sums(z, False, lo, 0.0)[0] - passes.sums(z, False, hi, 0.0)[0]
+
+
+@kernel
+def _rare(z, inside):
+    """Whether a fraction `inside` in the band rarely meets two registers."""
+    return inside * (128 // z.itemsize) < 0.05
+
+
+@kernel
+def _sampled(job, kind, absolute, p, z, buffer, known):
+    """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
-    plain = Job(SUMS, st, 0.0, 0.0, False, job.l2, True)
-    count = min(max(z.size // 1024, 128), 4096)
-    length = count * RUN
-    sample = buffer[:length]
-    _take_sample(z, absolute, count, sample)
-    ps = p * (length / z.size)
-    cone = kind == m.CAI or kind == m.HOYER
-    few = cone and ps < FEW
-    if not few:
-        guess = _solve_short(kind, ps, sample, m.start(kind))
-        if guess.status == m.TIED:
-            back = abs(guess.anchor) * 2.0**-50
-            return Job(SUMS, _move(st, guess.anchor, -back, True), 0.0, 0.0, False, job.l2, True)
-        if guess.status != m.SOFT:
-            return plain
-        few = guess.nu < FEW
-    if few:
-        guess = _solve_short(m.CAI, FEW, sample, m.start(m.CAI))
-        if guess.status != m.SOFT:
-            return plain
-    tau = guess.anchor + guess.offset
-    error = WIDTH * _standard_error(m.CAI if few else kind, FEW if few else ps, sample, guess)
-    lo = np.float64(z.dtype.type(tau - error))
-    hi = math.inf if few else np.float64(z.dtype.type(tau + error))
-    if not (math.isfinite(error) and lo > st.lo):
+    samples = job.samples + 1
+    plain = Job(SUMS, st, 0.0, 0.0, False, job.l2, samples, ALL, NOTHING, 0)
+    count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
+    if known.theta == math.inf and z.size >= HEADS_FROM:
+        count = 128  # the heads of the chunks make a larger sample, at no cost
+    sample = buffer[: count * RUN]
+    _take_sample(z, absolute, sample)
+    weight = z.size / sample.size
+    theta = known.theta
+    guess = _estimate(kind, p, sample, weight, known)
+    if guess.status == m.TIED:
+        near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, True)
+        return Job(SUMS, near, 0.0, 0.0, False, job.l2, samples, ALL, NOTHING, 0)
+    if guess.status != m.SOFT:
         return plain
-    inside = 0
-    for i in range(sample.size):
-        inside += (sample[i] > lo) and not (sample[i] > hi)
-    if inside > 0.4 * length or not lo < hi:
+    real = z.dtype.type
+    if guess.nu < FEW * weight:  # too few for an upper edge
+        lo = np.float64(real(_upper_edge(sample, 1.5 * FEW, 3.0 * FEW)))
+        hi = math.inf
+        start = _move(st, lo, 0.0, False)
+    else:
+        tau = guess.anchor + guess.offset
+        error = WIDTH * _standard_error(kind, p, sample, weight, known.theta, guess)
+        lo, hi = np.float64(real(tau - error)), np.float64(real(tau + error))
+        start = _move(st, np.float64(real(tau)), 0.0, True)
+    inside = _count_between(sample, lo, hi) / sample.size
+    if not (lo > st.lo and lo < hi) or inside > 0.4:
         return plain
-    anchor = lo if few else np.float64(z.dtype.type(tau))
-    return Job(
-        BAND, _move(st, anchor, 0.0, not few), lo, hi, inside < 0.01 * length, job.l2, True
-    )
+    section = ALL
+    if known.theta == math.inf and z.size >= HEADS_FROM:
+        section = HEADS
+    return Job(BAND, start, lo, hi, _rare(z, inside), job.l2, samples, section, NOTHING, 0)
 
 
 @kernel
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice."""
-    st = m.start(kind)
-    job = Job(SUMS, st, 0.0, 0.0, False, l2, False)
+    job = Job(SUMS, m.start(kind), 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
     if z.size >= SAMPLE_FROM and kind != m.HOYER:
-        return _sampled(job, kind, absolute, p, z, buffer)
+        return _sampled(job, kind, absolute, p, z, buffer, NOTHING)
     return job
 
 
 @kernel
 def run_pass(job, absolute, z, buffer, part, first, last):
-    """Do the job's pass on chunks first..last−1; their results go to the rows of `part`."""
+    """Do the job's pass on chunks first..last−1; their results go to the rows of `part`.
+
+    What they store lies side by side in `buffer`, from the first chunk's place on.
+    """
     st = job.state
+    real = z.dtype.type
+    place = first * CHUNK
     for c in range(first, last):
-        chunk = z[c * CHUNK : min((c + 1) * CHUNK, z.size)]
+        begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
+        if job.section == HEADS:
+            end = min(begin + HEAD, end)
+        elif job.section == TAILS:
+            begin = min(begin + HEAD, end)
+        chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
         else:
             nu, s, q, stored = passes.band(
-                chunk,
-                absolute,
-                z.dtype.type(st.anchor),
-                z.dtype.type(job.lo),
-                z.dtype.type(job.hi),
-                buffer[c * CHUNK : min((c + 1) * CHUNK, z.size)],
-                job.rare,
-            )
-        part[c, 0], part[c, 1], part[c, 2], part[c, 3] = nu, s, q, stored
+                chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
+                buffer[place:], job.rare,
+            )  # fmt: skip
+        part[c, 0], part[c, 1], part[c, 2] = nu, s, q
+        part[c, 3], part[c, 4] = stored, place
+        place += stored
 
 
 @kernel
-def _search_band(job, kind, p, tol, buffer, stored, nu0, s0, q0, log):
-    """Find τ among the stored entries; `nu0, s0, q0` are the sums above the band."""
-    st = job.state
-    two_sided = job.hi < math.inf
-    candidates = buffer[:stored]
-    edge = False
-    while True:
-        nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
-        st = m.advance(kind, p, tol, st, nu0 + nu, s0 + s, q0 + q)
-        if st.passes <= log.size:
-            log[st.passes - 1] = nu0 + nu
-        if st.status != m.GO:
-            return st
-        tau = st.anchor + st.offset
-        outside = not (job.lo <= tau <= job.hi)
-        if two_sided and (edge or not outside) and st.anchor != job.state.anchor:
-            return st
-        if outside:
-            if edge or not two_sided:
-                return st
-            edge = True
-            bound = job.lo if tau < job.lo else job.hi
-            st = _move(st, job.state.anchor, bound - job.state.anchor, True)
-        elif not two_sided and nu < 0.6 * candidates.size:
-            keep = buffer.dtype.type(tau - abs(tau) * 1e-6)
-            _, _, _, stored = passes.band(
-                candidates,
-                False,
-                buffer.dtype.type(0.0),
-                keep,
-                buffer.dtype.type(math.inf),
-                candidates,
-                False,
-            )
-            candidates = buffer[:stored]
-
-
-@kernel
-def proceed(job, kind, absolute, p, tol, z, buffer, part, log):
-    """Add up the pass's results and choose the next job.
-
-    `log` takes the support size of each pass, as far as it has room.
-    """
-    nu, s, q, stored = 0.0, 0.0, 0.0, 0
+def _collect(job, buffer, part):
+    """Add up the chunks' sums, and move what they stored to the front of the buffer."""
+    nu, s, q, stored = job.above.nu, job.above.s, job.above.q, 0
     for c in range(part.shape[0]):
         nu += part[c, 0]
         s += part[c, 1]
         q += part[c, 2]
-        if job.action == BAND:
-            count = int(part[c, 3])
-            if c > 0:
-                buffer[stored : stored + count] = buffer[c * CHUNK : c * CHUNK + count]
-            stored += count
+        count, place = int(part[c, 3]), int(part[c, 4])
+        if place != stored:
+            for i in range(count):
+                buffer[stored + i] = buffer[place + i]
+        stored += count
+    return nu, s, q, stored
+
+
+@kernel
+def _heads_error(kind, p, st, candidates, part, n, seen):
+    """`_standard_error`, where each head is a run and only its band has been stored."""
+    slope = st.nu if kind <= m.SIMPLEX else 2.0 * st.s * (st.nu - p)
+    if not slope > 0.0:
+        return math.inf
+    weight = n / seen
+    linear = weight / slope * (1.0 if kind <= m.SIMPLEX else 2.0 * st.s)
+    square = 0.0 if kind <= m.SIMPLEX else weight / slope * p
+    mean = (linear * st.s - square * st.q) / n
+    squares, begin = 0.0, 0
+    for c in range(part.shape[0]):
+        sd, qd = m.sums_at(part[c, 0], part[c, 1], part[c, 2], st.offset)
+        influence = linear * sd - square * qd - mean * min(HEAD, n - c * CHUNK)
+        segment = candidates[begin : begin + int(part[c, 3])]
+        begin += segment.size
+        for i in range(segment.size):
+            d = max((np.float64(segment[i]) - st.anchor) - st.offset, 0.0)
+            influence = simd.accumulate(influence, (linear - square * d) * d)
+        squares += influence * influence
+    return math.sqrt(squares)
+
+
+@kernel
+def _after_heads(job, kind, p, z, buffer, part, held):
+    """From the heads of the chunks, choose a narrower band for the rest."""
+    st = job.state
+    real = z.dtype.type
+    nu, s, q, stored = _collect(job, buffer, part)
+    candidates = buffer[:stored]
+    seen = min(part.shape[0] * HEAD, z.size)
+    weight = z.size / seen
+    anchor, lo, hi, rare = st.anchor, job.lo, job.hi, job.rare
+    guess = _move(m.start(kind), anchor, 0.0, True)
+    while guess.status == m.GO and guess.passes < 8 and guess.anchor == anchor:
+        nu1, s1, q1 = passes.sums(candidates, False, anchor, guess.offset)
+        guess = m.advance(
+            kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
+        )
+    if guess.status == m.SOFT and guess.nu >= FEW * weight:
+        error = WIDTH * _heads_error(kind, p, guess, candidates, part, z.size, seen)
+        tau = anchor + guess.offset
+        below, top = np.float64(real(tau - error)), np.float64(real(tau + error))
+        if lo < below < top < hi:
+            if hi == math.inf:  # nothing has been summed yet: the anchor may move
+                anchor = np.float64(real(tau))
+            lo, hi = below, top
+            st = _move(st, anchor, tau - anchor, True)
+            rare = _rare(z, _count_between(candidates, lo, hi) / seen)
+    elif hi == math.inf:
+        edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
+        if edge > lo:
+            lo, rare = edge, True
+            st = _move(st, edge, 0.0, False)
+    nu1, s1, q1, kept = passes.band(
+        candidates, False, real(anchor), real(lo), real(hi), held, False
+    )
+    above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
+    return Job(BAND, st, lo, hi, rare, job.l2, job.samples, TAILS, above, kept)
+
+
+@kernel
+def _verdict(status, anchor, l2, nu, s, q):
+    """A job that only writes."""
+    st = m.State(status, anchor, 0.0, 0.0, 0.0, nu, 0, True, False, 1, s, q)
+    return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+
+
+@kernel
+def _search_band(job, kind, p, tol, buffer, stored, above, log):
+    """Find τ among the stored entries; `above` are the sums above the band.
+
+    Returns the verdict, or the state to go on from outside the band, and exact sums at
+    the last point seen.
+    """
+    st = job.state
+    two_sided = job.hi < math.inf
+    lo, hi = job.lo, job.hi
+    candidates = buffer[:stored]
+    nu0, s0, q0 = above.nu, above.s, above.q
+    edge, narrowed = lo == hi, False
+    while True:
+        nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
+        nu, s, q = nu + nu0, s + s0, q + q0
+        seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
+        before = st.anchor + st.offset
+        st = m.advance(kind, p, tol, st, nu, s, q)
+        if st.passes <= log.size:
+            log[st.passes - 1] = nu
+        if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
+            return st, seen
+        tau = st.anchor + st.offset
+        if not (lo <= tau <= hi):
+            if edge or not two_sided:
+                return st, seen
+            edge = True
+            bound = lo if tau < lo else hi
+            st = _move(st, job.state.anchor, bound - job.state.anchor, True)
+        elif not two_sided and nu < 0.6 * candidates.size:
+            keep = buffer.dtype.type(tau - abs(tau) * 1e-6)
+            most = buffer.dtype.type(math.inf)
+            _, _, _, stored = passes.band(
+                candidates, False, buffer.dtype.type(0.0), keep, most, candidates, False
+            )
+            candidates = buffer[:stored]
+        elif two_sided and not narrowed and not edge and candidates.size > 512:
+            # Newton's error is of second order: the next τ is close.
+            narrowed = True
+            reach = 0.25 * abs(tau - before) + 1e-3 * (hi - lo)
+            low = np.float64(buffer.dtype.type(max(tau - 0.1 * reach, lo)))
+            high = np.float64(buffer.dtype.type(min(tau + reach, hi)))
+            offset = high - st.anchor
+            nu, s, q = passes.sums(candidates, False, st.anchor, offset)
+            sd, qd = m.sums_at(nu + nu0, s + s0, q + q0, offset)
+            right = sd < p if kind <= m.SIMPLEX else m.level_excess(p, sd, qd) < 0.0
+            if right and low < tau:
+                real = buffer.dtype.type
+                _, _, _, stored = passes.band(
+                    candidates, False, real(st.anchor), real(low), real(high), candidates, False
+                )
+                candidates = buffer[:stored]
+                nu0, s0, q0 = nu + nu0, s + s0, q + q0
+                lo, hi = low, high
+    return st, seen
+
+
+@kernel
+def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
+    """Add up the pass's results and choose the next job.
+
+    `log` takes the support size of each pass, as far as it has room.
+    """
+    if job.section == HEADS:
+        return _after_heads(job, kind, p, z, buffer, part, held)
+    nu, s, q, stored = _collect(job, buffer, part)
+    for i in range(job.held):
+        buffer[stored + i] = held[i]
+    stored += job.held
     l2 = job.l2
+    st = job.state
     if job.action == BAND:
-        st = _search_band(job, kind, p, tol, buffer, stored, nu, s, q, log)
-        nu = z.size if st.status == m.GO and st.anchor + st.offset < job.lo else nu + stored
+        above = Known(job.hi, st.anchor, nu, s, q)
+        st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
-        st = job.state
+        known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         if st.offset == -math.inf and st.anchor == 0.0:
             if l2 < 0.0:
                 l2 = math.sqrt(q)
             if m.equality_holds(kind, p, l2, tol, s, q) and (absolute or passes.nonnegative(z)):
-                zero = m.State(
-                    m.FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, st.passes + 1, s, q
-                )
-                return Job(WRITE, zero, 0.0, 0.0, False, l2, True)
+                return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
         st = m.advance(kind, p, tol, st, nu, s, q)
         if st.passes <= log.size:
             log[st.passes - 1] = nu
     if st.status != m.GO:
-        return Job(WRITE, st, 0.0, 0.0, False, l2, True)
-    if job.action == BAND and st.pinned and st.nu >= 0.0:  # back to plain passes
-        anchor, offset = m.two_sum(st.anchor, st.offset)
-        st = m.State(
-            m.GO, anchor, offset, st.lo, st.hi, st.nu, st.overshoots, False, st.at_zero,
-            st.passes, 0.0, 0.0,
-        )  # fmt: skip
-    if not job.sampled and z.size >= SAMPLE_FROM:
-        return _sampled(
-            Job(SUMS, st, 0.0, 0.0, False, l2, True), kind, absolute, p, z, buffer
-        )
-    # A Newton step lies left of τ*: what is below it may be dropped.
+        # float32 sums are good to 1e-7: not enough where the spread is small.
+        rough = job.action == BAND and z.itemsize == 4 and kind >= m.CAI and st.nu < 1.02 * p
+        if st.status == m.SOFT and rough and z.size >= SAMPLE_FROM:
+            again = _move(st, st.anchor, st.offset, False)
+            return Job(SUMS, again, 0.0, 0.0, False, l2, MOST_SAMPLES, ALL, NOTHING, 0)
+        return Job(WRITE, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
+    if job.action == BAND and st.pinned and st.nu >= 0.0:  # leave the band's anchor
+        st = _split(st, z)
     tau = st.anchor + st.offset
-    lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-    if st.nu > 0.0 and not st.pinned and (nu <= 0.5 * z.size or z.size < SAMPLE_FROM):
-        return Job(BAND, st, lo, math.inf, nu < 0.01 * z.size, l2, True)
-    return Job(SUMS, st, 0.0, 0.0, False, l2, True)
+    newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
+    if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
+        lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
+        return Job(BAND, st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL, NOTHING, 0)
+    if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
+        return _sampled(
+            Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0), kind, absolute, p, z, buffer, known
+        )
+    if newton and st.anchor != 0.0:  # an empty band: only the sums, at the band's speed
+        st = _split(st, z)
+        return Job(BAND, st, st.anchor, st.anchor, True, l2, job.samples, ALL, NOTHING, 0)
+    return Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
 
 
 @kernel
@@ -284,28 +472,22 @@ def write(job, kind, absolute, p, z, out, first, last):
         anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
         offset = (st.anchor - np.float64(anchor)) + st.offset
         passes.write_soft(
-            part, absolute, anchor, real(offset), real(m.scale(kind, st, job.l2)), target
-        )
-
-
-@kernel
-def _verdict(status, anchor, l2):
-    """A job that only writes."""
-    st = m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, 0.0, 0.0)
-    return Job(WRITE, st, 0.0, 0.0, False, l2, True)
+            part, absolute, anchor, real(offset), real(m.dust(st)),
+            real(m.scale(kind, st, job.l2)), target,
+        )  # fmt: skip
 
 
 @kernel
 def _extreme(kind, absolute, p, l2, z):
     """The verdict for radius 0, level 1 and (Hoyer) level n."""
     if kind <= m.SIMPLEX:
-        return _verdict(m.SOFT, passes.largest(z, absolute), l2)
+        return _verdict(m.SOFT, passes.largest(z, absolute), l2, 0.0, 0.0, 0.0)
     if l2 < 0.0:
         l2 = math.sqrt(passes.sums(z, absolute, 0.0, -math.inf)[2])
     if p > 1.0:
-        return _verdict(m.FLAT, -math.inf, l2)
+        return _verdict(m.FLAT, -math.inf, l2, 0.0, 0.0, 0.0)
     top = passes.largest(z, absolute)
-    return _verdict(m.TIED if kind == m.HOYER or top > 0.0 else m.FEASIBLE, top, l2)
+    return _verdict(m.TIED if kind == m.HOYER or top > 0.0 else m.FEASIBLE, top, l2, 0.0, 0.0, 0.0)
 
 
 @kernel
@@ -313,30 +495,30 @@ def prepare(kind, absolute, p, l2, strict, z, buffer):
     """The first job of a slice, or its verdict where no search is needed."""
     if strict and not absolute and not passes.all_finite(z):
         # With |z|, NaN and inf reach the sums of the first pass; with z, -inf would not.
-        return _verdict(m.NONFINITE, math.nan, l2)
+        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if kind <= m.SIMPLEX:
         extreme = p == 0.0
     else:
         extreme = p == 1.0 or (kind == m.HOYER and p >= z.size)
     if extreme:
         if not passes.all_finite(z):
-            return _verdict(m.NONFINITE, math.nan, l2)
+            return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
         return _extreme(kind, absolute, p, l2, z)
     return begin(kind, absolute, p, l2, z, buffer)
 
 
 @kernel
-def _solve(kind, absolute, p, l2, tol, strict, z, buffer, part, log):
+def _solve(kind, absolute, p, l2, tol, strict, z, buffer, held, part, log):
     """Run the passes of one slice on one thread; returns the job that writes it."""
     job = prepare(kind, absolute, p, l2, strict, z, buffer)
     while job.action != WRITE:
         run_pass(job, absolute, z, buffer, part, 0, part.shape[0])
-        job = proceed(job, kind, absolute, p, tol, z, buffer, part, log)
+        job = proceed(job, kind, absolute, p, tol, z, buffer, held, part, log)
     return job
 
 
 @kernel
-def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, part, log):
+def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log):
     """Project data whose squares over- or underflow, after scaling by a power of two."""
     largest = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(largest)[1])
@@ -349,7 +531,7 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, part, log):
     elif kind == m.HOYER and l2 >= 0.0:
         back = int(math.frexp(l2)[1])
         l2 = math.ldexp(l2, -back)
-    job = _solve(kind, absolute, p, l2, tol, False, scaled, buffer, part, log)
+    job = _solve(kind, absolute, p, l2, tol, False, scaled, buffer, held, part, log)
     write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
     for i in range(z.size):
         out[i] = math.ldexp(np.float64(scaled[i]), back)
@@ -380,13 +562,14 @@ def project_rows(
     `whole`: rows of `out` may serve as scratch, because `out` is not `x`.
     """
     n = x.shape[1]
-    part = np.empty((chunks_of(n), 4))
+    part = np.empty((chunks_of(n), 5))
     spare = np.empty(0 if whole else n, x.dtype)
+    held = np.empty(room_for_heads(n), x.dtype)
     for r in range(first, last):
         z, target = x[r], out[r]
         buffer = target if whole else spare
         job = _solve(
-            kind, absolute, levels[r], norms[r], tol, strict, z, buffer, part, log
+            kind, absolute, levels[r], norms[r], tol, strict, z, buffer, held, part, log
         )
         status = job.state.status
         if status == m.NONFINITE and passes.all_finite(z):
@@ -394,7 +577,7 @@ def project_rows(
         if status == m.RESCALE:
             spare2 = np.empty(n, x.dtype)
             job = _project_scaled(
-                kind, absolute, levels[r], norms[r], tol, z, target, spare2, part, log
+                kind, absolute, levels[r], norms[r], tol, z, target, spare2, held, part, log
             )
         elif status == m.NONFINITE and strict:
             info[r, 0] = m.NONFINITE

@@ -112,11 +112,17 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer, rare):
             q1 = simd.where(high1, simd.fma(gap1, gap1, q1), q1)
             nu += simd.count(high0)
             nu += simd.count(high1)
-            if not rare or simd.any_lane(simd.either(in0, in1)):
+            inside = simd.either(in0, in1)
+            if rare and not simd.any_lane(inside):
+                continue
+            if simd.any_lane(simd.both(in0, in1)):
                 simd.compress(a0, in0, buffer, stored)
                 stored += simd.count(in0)
                 simd.compress(a1, in1, buffer, stored)
                 stored += simd.count(in1)
+            else:  # usually no lane is taken twice: compress both registers at once
+                simd.compress(simd.where(in0, a0, a1), inside, buffer, stored)
+                stored += simd.count(inside)
         s += simd.total(simd.add(s0, s1))
         q += simd.total(simd.add(q0, q1))
     return float(nu), s, q, stored
@@ -171,17 +177,20 @@ else:
 
 
 @kernel
-def write_soft(z, absolute, anchor, offset, factor, out):
-    """out = sign(z)·factor·max((a − anchor) − offset, 0); out may be z."""
+def write_soft(z, absolute, anchor, offset, dust, factor, out):
+    """out = sign(z)·factor·d where d = (a − anchor) − offset exceeds dust, else 0.
+
+    `out` may be `z`.
+    """
     zero = z.dtype.type(0)
     for i in range(z.size):
         value = z[i]
         if absolute:
             d = (abs(value) - anchor) - offset
-            out[i] = math.copysign((d if d > zero else zero) * factor, value)
+            out[i] = math.copysign((d if d > dust else zero) * factor, value)
         else:
             d = (value - anchor) - offset
-            out[i] = (d if d > zero else zero) * factor
+            out[i] = (d if d > dust else zero) * factor
 
 
 @kernel

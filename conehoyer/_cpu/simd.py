@@ -142,6 +142,7 @@ add = _binary("fadd", "a + b, lane by lane.")
 sub = _binary("fsub", "a − b, lane by lane.")
 differ = _binary("xor", "The lanes in which two masks differ.")
 either = _binary("or_", "The lanes set in either mask.")
+both = _binary("and_", "The lanes set in both masks.")
 
 
 @intrinsic
@@ -211,12 +212,9 @@ def compress(typingctx, a, mask, array, index):
     """Store the selected lanes at ``array[index:]``; a full register is written."""
 
     def codegen(context, builder, signature, args):
-        value = _call(
-            builder,
-            _intrinsic_name("experimental.vector.compress", a),
-            _llvm(a),
-            [args[0], args[1], ir.Constant(_llvm(a), ir.Undefined)],
-        )
+        undefined = ir.Constant(_llvm(a), ir.Undefined)
+        name = _intrinsic_name("experimental.vector.compress", a)
+        value = _call(builder, name, _llvm(a), [args[0], args[1], undefined])
         store = builder.store(value, _pointer(context, builder, array, args[2], args[3], a))
         store.align = array.dtype.bitwidth // 8
         return context.get_dummy_value()
