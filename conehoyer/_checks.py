@@ -17,7 +17,7 @@ except ImportError:  # NumPy < 2
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
-_SLACK = {FLOAT64: 1e-14, FLOAT32: 2.5e-7}
+_SLACK = {FLOAT64: 1e-14, FLOAT32: 1e-6}
 
 
 class Slices(NamedTuple):

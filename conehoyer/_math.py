@@ -103,7 +103,7 @@ def equality_holds(kind, p, l2, tol, s, q):
     """Whether Σa, Σa² over all entries already meet an equality constraint."""
     if kind == SIMPLEX:
         return abs(s - p) <= tol * p
-    if kind == HOYER:
+    if kind == HOYER and 1e-200 < q < 1e200:
         return abs(s * s - p * q) <= tol * p * q and abs(math.sqrt(q) - l2) <= tol * l2
     return False
 
@@ -129,10 +129,23 @@ def midpoint(lo, hi):
     if hi == 0.0:
         return lo * 2.0**-64
     if 0.0 < lo and hi > 4.0 * lo:
-        return math.sqrt(lo) * math.sqrt(hi)
+        return lo * math.sqrt(hi / lo) if hi / lo < math.inf else lo * 2.0**64
     if hi < 0.0 and lo < 4.0 * hi:
-        return -math.sqrt(-lo) * math.sqrt(-hi)
+        return hi * math.sqrt(lo / hi) if lo / hi < math.inf else hi * 2.0**64
     return lo + 0.5 * (hi - lo)
+
+
+@register_jitable
+def _drowned(level, nu, mean, var):
+    """Whether var = Q/ν − mean² has lost too many digits for the Newton step.
+
+    Where the anchor is about as far from the mean as τ will be, the loss is harmless: it
+    only shifts d's that are all alike.
+    """
+    square = mean * mean
+    if var <= 1e-8 * square:
+        return True
+    return var <= 0.05 * square and (nu <= level or 16.0 * level * var < (nu - level) * square)
 
 
 @register_jitable
@@ -167,8 +180,12 @@ def advance(kind, p, tol, st, nu, s, q):
 
     if not math.isfinite(s):
         return State(NONFINITE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
-    size = abs(anchor) + math.sqrt(q)
-    if cone and nu > 0.0 and s != 0.0 and not (1e-100 < size < 1e100):
+    if cone:
+        size = abs(anchor) + math.sqrt(q)
+        safe = 1e-100 < size < 1e100
+    else:  # no squares: only subnormal numbers are too coarse
+        safe = abs(anchor) + abs(s) + p > 1e-290
+    if not safe and nu > 0.0 and s != 0.0:
         return State(RESCALE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
 
     # Which side of τ* are we on?
@@ -193,7 +210,7 @@ def advance(kind, p, tol, st, nu, s, q):
     if cone and nu > 0.0:
         mean = s / nu
         var = q / nu - mean * mean
-        if var <= 1e-8 * mean * mean and passes < MAX_PASSES:
+        if _drowned(p, nu, mean, var) and passes < MAX_PASSES:
             closer = anchor + mean
             if closer != anchor:
                 shift = closer - anchor
@@ -217,6 +234,8 @@ def advance(kind, p, tol, st, nu, s, q):
         solved = solved or (st.overshoots >= 4 and not left)
         if solved and left and not everything:
             step = max(step, offset)
+        if not signed:
+            step = max(step, -anchor)
         if solved:
             sd, qd = sums_at(nu, s, q, step)
             if not signed and not at_zero:
@@ -301,20 +320,3 @@ def tied_scale(kind, k, b, top, l2):
     if kind == CAI:
         return top * (k - 1.0 + b) / norm2
     return l2 / math.sqrt(norm2)
-
-
-@register_jitable
-def level_of(sparseness, n):
-    """Hoyer's sparseness in [0, 1] as a level (‖x‖₁/‖x‖₂)² in [1, n]."""
-    root = math.sqrt(n)
-    ratio = root - sparseness * (root - 1.0)
-    return min(max(ratio * ratio, 1.0), float(n))
-
-
-@register_jitable
-def sparseness_of(level, n):
-    """Hoyer's sparseness (√n − ‖x‖₁/‖x‖₂)/(√n − 1) of a vector with this level."""
-    if n <= 1 or level == 0.0:
-        return 1.0
-    root = math.sqrt(n)
-    return (root - math.sqrt(level)) / (root - 1.0)

@@ -1,15 +1,57 @@
 """Choosing a level: from a number of nonzeros, or from Hoyer's sparseness."""
 
-import math
-
 import numpy as np
 
 from . import _checks
 from . import _math as m
 from ._cpu import engine, passes
+from .scores import hoyer_score
 
 
 def level_for_nnz(x, nnz, *, axis=-1):
+    """The largest level at which `project_cai` leaves at most `nnz` nonzeros.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    nnz : int or array_like of int
+        Number of nonzeros wanted, at least 1; broadcasts against the slices' shape.
+    axis : int or None, default -1
+        The axis along which the slices lie; None takes the whole array as one vector.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        One level a slice, in [1, n].
+
+    Raises
+    ------
+    ValueError
+        If `nnz` is below 1 or does not broadcast, or `x` holds NaN or inf.
+    TypeError
+        If `nnz` is no integer, or `x` is complex, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Notes
+    -----
+    The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
+    `nnz` largest; where rounding would let that entry in, the level is lowered by the
+    least power of two of its last bit that keeps it out, which the projection itself is
+    asked for.  O(n) a slice.  If at least `nnz` entries tie at the top the level is `nnz`
+    (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
+    wanted the level is n.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import level_for_nnz, project_cai
+    >>> y = np.array([3.0, -2.0, 1.0, 0.5])
+    >>> level = level_for_nnz(y, 2)
+    >>> level.round(3), np.count_nonzero(project_cai(y, level))
+    (np.float64(1.8), np.int64(2))
+    """
     s = _checks.slices(x, axis)
     wanted = np.asarray(nnz)
     if wanted.dtype.kind not in "iu":
@@ -34,8 +76,8 @@ def _level_of_row(z, k, tol):
     if np.count_nonzero(a == top) >= k:
         return float(k)
     edge = float(np.partition(a, n - k - 1)[n - k - 1])
-    nu, s, q = passes.sums(z, True, edge, 0.0)
-    level = s / q * s
+    gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
+    level = float(hoyer_score(gaps))
     out, info = np.empty((1, n), z.dtype), np.zeros((1, 4))
     margin = 0.0
     while True:
@@ -51,6 +93,38 @@ def _level_of_row(z, k, tol):
 
 
 def level_for_sparseness(sparseness, n):
+    """The level, ``(‖x‖₁/‖x‖₂)²``, of vectors with a given Hoyer sparseness.
+
+    Parameters
+    ----------
+    sparseness : float or array_like of float64
+        Hoyer's sparseness, in [0, 1].
+    n : int or array_like of int
+        Length of the vectors, at least 1; broadcasts against `sparseness`.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        ``(√n − sparseness·(√n − 1))²``, in [1, n].
+
+    Raises
+    ------
+    ValueError
+        If `sparseness` is outside [0, 1] or `n` below 1.
+    TypeError
+        If they are not real numbers and integers.
+
+    References
+    ----------
+    .. [1] P. O. Hoyer, "Non-negative matrix factorization with sparseness constraints",
+       J. Mach. Learn. Res. 5, 1457-1469 (2004).
+
+    Examples
+    --------
+    >>> from conehoyer import level_for_sparseness
+    >>> level_for_sparseness(0.5, 16), level_for_sparseness(1.0, 16)
+    (np.float64(6.25), np.float64(1.0))
+    """
     values = np.asarray(sparseness)
     sizes = np.asarray(n)
     if values.dtype.kind not in "fiu":
@@ -62,6 +136,17 @@ def level_for_sparseness(sparseness, n):
         raise ValueError(f"sparseness must be in [0, 1], got {values[bad].flat[0]}")
     if (sizes < 1).any():
         raise ValueError(f"n must be >= 1, got {sizes[sizes < 1].flat[0]}")
-    root = np.sqrt(sizes.astype(np.float64))
-    ratio = root - values * (root - 1.0)
-    return np.clip(ratio * ratio, 1.0, sizes)[()]
+    return level_of_ratio(hoyer_ratio(values, sizes), sizes)[()]
+
+
+def hoyer_ratio(sparseness, n):
+    """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness."""
+    root = np.sqrt(np.asarray(n, np.float64))
+    return root - sparseness * (root - 1.0)
+
+
+def level_of_ratio(ratio, n):
+    """The level (‖x‖₁/‖x‖₂)² in [1, n]; what is one or n but for rounding becomes it."""
+    level = np.clip(ratio * ratio, 1.0, n)
+    level = np.where(level > n * (1.0 - 1e-15), n, level)
+    return np.where(level < 1.0 + 1e-15, 1.0, level)

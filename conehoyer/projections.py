@@ -9,6 +9,7 @@ from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
 from ._results import ConvergenceWarning, ProjectionInfo
+from .levels import hoyer_ratio, level_of_ratio
 from ._threads import resolve_workers, run_split
 
 _PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
@@ -28,6 +29,109 @@ def project_cai(
     check_finite=True,
     full_output=False,
 ):
+    """Project onto the cone of vectors with a bounded Hoyer score.
+
+    Each slice y becomes the solution x of ::
+
+        minimise  ‖x − y‖₂   subject to   (‖x‖₁ / ‖x‖₂)² <= level
+
+    The set is a cone but not convex; the projection is exact all the same, and unique
+    unless entries tie at the top.  It is a soft threshold, rescaled: the support keeps
+    its signs, and the smaller the level, the fewer nonzeros remain.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    level : float or array_like of float64
+        Bound on `hoyer_score` of the result, at least 1; it broadcasts against the
+        slices' shape.  At 1 only the largest entry stays; from n on nothing changes.
+        Note that the bound is on the score of ``|x|``, not on the signed `cai_score`.
+    axis : int or None, default -1
+        The slices along this axis are projected one by one; None takes the whole array
+        as one vector.
+    method : {"cfp", "iterative"}, default "cfp"
+        "cfp" finds the threshold first and projects once (Algorithm 2 of [1]_).
+        "iterative" interpolates and clips until the score is reached (Algorithm 1
+        of [1]_), to a relative tolerance of 1e-13 and in at most 1000 iterations.
+    nonneg : bool, default False
+        Project onto the nonnegative vectors with that score: negative entries become
+        zero, no signs are given back.
+    out : ndarray, optional
+        Where the result goes: the shape of `x` and the dtype of the result.  May be `x`
+        itself.  Its content is undefined if an error is raised, unless it is `x`.
+    overwrite_x : bool, default False
+        Permission to write the result over `x`.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.  The result is
+        the same bits for every number.
+    check_finite : bool, default True
+        Raise on NaN and inf.  Otherwise a slice that holds any comes back as NaN.
+    full_output : bool, default False
+        Return a `ProjectionInfo` as well.
+
+    Returns
+    -------
+    x : ndarray, shape and floating dtype of the input
+        The projection; integers and booleans give float64.
+    info : ProjectionInfo
+        Only with ``full_output=True``: threshold, level reached, number of nonzeros,
+        passes, whether it converged, in the slices' shape.
+
+    Raises
+    ------
+    ValueError
+        If `level` is below 1 or does not broadcast, `method` is unknown, `out` has the wrong shape or
+        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If a cap on the passes was hit.
+
+    See Also
+    --------
+    level_for_nnz : The level that leaves a wanted number of nonzeros.
+    level_for_sparseness : The level of a Hoyer sparseness.
+    project_hoyer : The same direction, with prescribed norms.
+
+    Notes
+    -----
+    With a = |y| and p = max(a − τ, 0), where τ >= 0 solves ‖p‖₁² = level·‖p‖₂², the
+    projection is x = sign(y)·p·⟨p, a⟩/⟨p, p⟩.  The time is linear in n: usually one pass
+    that reads and one that writes; at most 400 passes on any input.
+
+    A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32)
+    is returned bit for bit; so projecting twice changes nothing, and the zero vector
+    stays.  If more than `level` entries tie at the top, no threshold exists; among the
+    closest points the one is returned that keeps the first ``ceil(level)`` of them, all
+    equal but the last.  Entries within the rounding error of the threshold become zero.
+
+    References
+    ----------
+    .. [1] "A fast and scalable extended Hoyer projection for structured neural network
+       sparsity", anonymous manuscript under review.  Its Algorithm 2 lacks the test for
+       a feasible input.
+    .. [2] P. O. Hoyer, "Non-negative matrix factorization with sparseness constraints",
+       J. Mach. Learn. Res. 5, 1457-1469 (2004).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import cai_score, hoyer_score, project_cai
+    >>> y = np.array([3.0, -2.0, 1.0, 0.5])
+    >>> hoyer_score(y).round(3)
+    np.float64(2.965)
+    >>> x = project_cai(y, 2.0)
+    >>> x.round(3)
+    array([ 3.206, -1.718,  0.23 ,  0.   ])
+    >>> hoyer_score(x).round(12), cai_score(x).round(3)
+    (np.float64(2.0), np.float64(0.222))
+    """
     s = _checks.slices(x, axis)
     _checks.choose(method, "method", ("cfp", "iterative"))
     levels = _checks.per_slice(level, "level", s, 1.0, what=">= 1")
@@ -58,6 +162,102 @@ def project_hoyer(
     check_finite=True,
     full_output=False,
 ):
+    """Project onto the vectors with prescribed l1 and l2 norms.
+
+    Each slice y becomes the solution x of ::
+
+        minimise  ‖x − y‖₂   subject to   ‖x‖₁ = l1,  ‖x‖₂ = l2
+
+    Both are equalities: where the constraint asks for more than the input has, the result
+    is denser than the input.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    sparseness : float or array_like of float64, optional
+        Hoyer's sparseness of the result, in [0, 1]; it stands for
+        ``l1 = l2*(sqrt(n) - sparseness*(sqrt(n) - 1))``.  Without `l2` the norm of each
+        slice is kept.  Broadcasts against the slices' shape, as `l1` and `l2` do.
+    l1, l2 : float or array_like of float64, optional
+        The norms wanted, in the data's unit.  `l1` needs `l2`, and
+        ``l2 <= l1 <= sqrt(n)*l2``.
+    axis : int or None, default -1
+        The slices along this axis are projected one by one; None takes the whole array
+        as one vector.
+    method : {"cfp", "alternating"}, default "cfp"
+        "cfp" is exact and fast.  "alternating" is Hoyer's algorithm [1]_: it projects in
+        turn onto the sphere and, exactly, onto the simplex [3]_, in at most 1000 rounds;
+        it reaches the same point [2]_.
+    nonneg : bool, default False
+        Look for x among the nonnegative vectors, closest to the signed y.
+    out : ndarray, optional
+        Where the result goes: the shape of `x` and the dtype of the result.  May be `x`
+        itself.  Its content is undefined if an error is raised, unless it is `x`.
+    overwrite_x : bool, default False
+        Permission to write the result over `x`.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.  The result is
+        the same bits for every number.
+    check_finite : bool, default True
+        Raise on NaN and inf.  Otherwise a slice that holds any comes back as NaN.
+    full_output : bool, default False
+        Return a `ProjectionInfo` as well.
+
+    Returns
+    -------
+    x : ndarray, shape and floating dtype of the input
+        The projection; integers and booleans give float64.
+    info : ProjectionInfo
+        Only with ``full_output=True``: threshold, level reached, number of nonzeros,
+        passes, whether it converged, in the slices' shape.
+
+    Raises
+    ------
+    ValueError
+        If the norms are negative, missing or impossible, `sparseness` is outside [0, 1], `method` is unknown, `out` has the wrong shape or
+        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If a cap on the passes was hit.
+
+    See Also
+    --------
+    project_cai : Bound the score, at the closest norm.
+
+    Notes
+    -----
+    x = sign(y)·p·l2/‖p‖₂ with p = max(|y| − τ, 0) and ‖p‖₁/‖p‖₂ = l1/l2, where τ may be
+    negative.  Zero entries that become nonzero get the sign +.  Linear in n.  Ties at the
+    top are broken as in `project_cai`; for sparseness 0 every entry gets the same size,
+    and a zero vector with `l2` > 0 counts as n ties.
+
+    References
+    ----------
+    .. [1] P. O. Hoyer, "Non-negative matrix factorization with sparseness constraints",
+       J. Mach. Learn. Res. 5, 1457-1469 (2004).
+    .. [2] M. Thom and G. Palm, "Sparse activity and sparse connectivity in supervised
+       learning", J. Mach. Learn. Res. 14, 1091-1143 (2013).
+    .. [3] L. Condat, "Fast projection onto the simplex and the l1 ball", Math. Program.
+       158, 575-585 (2016), :doi:`10.1007/s10107-015-0946-6`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import hoyer_sparseness, project_hoyer
+    >>> y = np.array([3.0, -2.0, 1.0, 0.5])
+    >>> x = project_hoyer(y, 0.6)
+    >>> x.round(3)
+    array([ 3.333, -1.762,  0.19 ,  0.   ])
+    >>> hoyer_sparseness(x).round(12), np.linalg.norm(x) / np.linalg.norm(y)
+    (np.float64(0.6), np.float64(1.0))
+    """
     s = _checks.slices(x, axis)
     _checks.choose(method, "method", ("cfp", "alternating"))
     levels, norms = _hoyer_parameters(s, sparseness, l1, l2)
@@ -77,6 +277,7 @@ def project_hoyer(
 
 def _hoyer_parameters(s, sparseness, l1, l2):
     """Level (L1/L2)² and norm L2 of each slice; a negative L2 stands for the input's norm."""
+    n = max(s.length, 1)
     norms = None
     if l2 is not None:
         norms = _checks.per_slice(l2, "l2", s, 0.0, np.finfo(float).max, "finite and >= 0")
@@ -87,23 +288,22 @@ def _hoyer_parameters(s, sparseness, l1, l2):
         )
     if l1 is None:
         values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
-        root = math.sqrt(max(s.length, 1))
-        ratios = root - values * (root - 1.0)
-        levels = np.clip(ratios * ratios, 1.0, max(s.length, 1))
+        levels = level_of_ratio(hoyer_ratio(values, n), n)
         return levels, np.full(levels.size, -1.0) if norms is None else norms
     if norms is None:
         raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
     sums = _checks.per_slice(l1, "l1", s, 0.0, np.finfo(float).max, "finite and >= 0")
+    zero = (sums == 0.0) & (norms == 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        levels = np.where(norms > 0.0, (sums / norms) ** 2, np.where(sums > 0.0, np.inf, 1.0))
-    bad = (levels < 1.0 - 1e-12) | (levels > max(s.length, 1) * (1.0 + 1e-12))
+        ratios = np.where(zero, 1.0, sums / norms)
+    bad = (ratios < 1.0 - 1e-12) | (ratios > math.sqrt(n) * (1.0 + 1e-12))
     if bad.any() and s.length:
         i = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"no vector of length {s.length} has these norms: l2 <= l1 <= sqrt(n)*l2 is needed, "
+            f"no vector of length {n} has these norms: l2 <= l1 <= sqrt({n})*l2 is needed, "
             f"got l1={sums[i]}, l2={norms[i]}"
         )
-    return np.clip(levels, 1.0, max(s.length, 1)), norms
+    return level_of_ratio(ratios, n), norms
 
 
 def project_l1_ball(
@@ -119,6 +319,84 @@ def project_l1_ball(
     check_finite=True,
     full_output=False,
 ):
+    """Project onto the l1 ball.
+
+    Each slice y becomes the solution x of ::
+
+        minimise  ‖x − y‖₂   subject to   ‖x‖₁ <= radius
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    radius : float or array_like of float64, default 1.0
+        Radius of the ball, in the data's unit, at least 0; broadcasts against the slices'
+        shape.
+    axis : int or None, default -1
+        The slices along this axis are projected one by one; None takes the whole array
+        as one vector.
+    method : {"newton", "condat", "sort"}, default "newton"
+        "newton" is this library's own; "condat" is Condat's algorithm [1]_ and "sort" the
+        classical one, for comparison.  All are exact.
+    nonneg : bool, default False
+        Project onto the nonnegative part of the ball: negative entries become zero.
+    out : ndarray, optional
+        Where the result goes: the shape of `x` and the dtype of the result.  May be `x`
+        itself.  Its content is undefined if an error is raised, unless it is `x`.
+    overwrite_x : bool, default False
+        Permission to write the result over `x`.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.  The result is
+        the same bits for every number.
+    check_finite : bool, default True
+        Raise on NaN and inf.  Otherwise a slice that holds any comes back as NaN.
+    full_output : bool, default False
+        Return a `ProjectionInfo` as well.
+
+    Returns
+    -------
+    x : ndarray, shape and floating dtype of the input
+        The projection; integers and booleans give float64.
+    info : ProjectionInfo
+        Only with ``full_output=True``: threshold, the l1 norm reached, number of nonzeros,
+        passes, whether it converged, in the slices' shape.
+
+    Raises
+    ------
+    ValueError
+        If `radius` is negative or does not broadcast, `method` is unknown, `out` has the wrong shape or
+        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    See Also
+    --------
+    project_simplex : The sum is given, the entries are nonnegative.
+
+    Notes
+    -----
+    x = sign(y)·max(|y| − τ, 0) with τ >= 0 such that ‖x‖₁ = radius.  "newton" is linear in
+    n: usually one pass that reads and one that writes.  "condat" is linear in practice,
+    "sort" takes O(n log n).  A slice inside the ball (to 1e-14 relative in float64, 1e-6
+    in float32) is returned bit for bit; radius 0 gives zeros.  Ties need no rule.
+
+    References
+    ----------
+    .. [1] L. Condat, "Fast projection onto the simplex and the l1 ball", Math. Program.
+       158, 575-585 (2016), :doi:`10.1007/s10107-015-0946-6`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import project_l1_ball
+    >>> project_l1_ball(np.array([3.0, -2.0, 1.0, 0.5]), 3.0)
+    array([ 2., -1.,  0.,  0.])
+    >>> project_l1_ball([[3.0, 1.0], [0.5, 0.25]], radius=[1.0, 2.0])
+    array([[1.  , 0.  ],
+           [0.5 , 0.25]])
+    """
     s = _checks.slices(x, axis)
     radii = _checks.per_slice(radius, "radius", s, 0.0, what=">= 0")
     run = _ball_method(s, m.L1, not nonneg, radii, method)
@@ -140,6 +418,79 @@ def project_simplex(
     check_finite=True,
     full_output=False,
 ):
+    """Project onto the simplex.
+
+    Each slice y becomes the solution x of ::
+
+        minimise  ‖x − y‖₂   subject to   x >= 0,  Σx = total
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    total : float or array_like of float64, default 1.0
+        Sum of the result, in the data's unit, at least 0; broadcasts against the slices'
+        shape.
+    axis : int or None, default -1
+        The slices along this axis are projected one by one; None takes the whole array
+        as one vector.
+    method : {"newton", "condat", "sort"}, default "newton"
+        "newton" is this library's own; "condat" is Condat's algorithm [1]_ and "sort" the
+        classical one, for comparison.  All are exact.
+    out : ndarray, optional
+        Where the result goes: the shape of `x` and the dtype of the result.  May be `x`
+        itself.  Its content is undefined if an error is raised, unless it is `x`.
+    overwrite_x : bool, default False
+        Permission to write the result over `x`.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.  The result is
+        the same bits for every number.
+    check_finite : bool, default True
+        Raise on NaN and inf.  Otherwise a slice that holds any comes back as NaN.
+    full_output : bool, default False
+        Return a `ProjectionInfo` as well.
+
+    Returns
+    -------
+    x : ndarray, shape and floating dtype of the input
+        The projection; integers and booleans give float64.
+    info : ProjectionInfo
+        Only with ``full_output=True``: threshold, the sum reached, number of nonzeros,
+        passes, whether it converged, in the slices' shape.
+
+    Raises
+    ------
+    ValueError
+        If `total` is negative, infinite or does not broadcast, `method` is unknown, `out` has the wrong shape or
+        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    See Also
+    --------
+    project_l1_ball : The signs are free, the sum is a bound.
+
+    Notes
+    -----
+    x = max(y − τ, 0) with τ, of any sign, such that Σx = total.  Costs as for
+    `project_l1_ball`.  A slice in the simplex (to 1e-14 relative in float64, 1e-6 in
+    float32) is returned bit for bit; total 0 gives zeros.  Ties need no rule.  An empty
+    slice stays empty, whatever the total.
+
+    References
+    ----------
+    .. [1] L. Condat, "Fast projection onto the simplex and the l1 ball", Math. Program.
+       158, 575-585 (2016), :doi:`10.1007/s10107-015-0946-6`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import project_simplex
+    >>> project_simplex(np.array([0.5, 0.25, -1.0]))
+    array([0.625, 0.375, 0.   ])
+    """
     s = _checks.slices(x, axis)
     totals = _checks.per_slice(total, "total", s, 0.0, np.finfo(float).max, "finite and >= 0")
     run = _ball_method(s, m.SIMPLEX, False, totals, method)
@@ -224,7 +575,7 @@ def _project_long(
     part = np.empty((engine.chunks_of(z.size), 5))
     held = np.empty(engine.room_for_heads(z.size), z.dtype)
     chunks = len(part)
-    job = engine.prepare(kind, absolute, level, norm, strict, z, buffer)
+    job = engine.prepare(kind, absolute, level, norm, z, buffer)
     while job.action != engine.WRITE:
         run_split(
             lambda i, j, job=job: engine.run_pass(job, absolute, z, buffer, part, i, j),

@@ -31,14 +31,153 @@ def _shaped(s, values, keepdims):
 
 
 def cai_score(x, *, axis=-1, keepdims=False, workers=None):
+    """Cone alignment index: the squared sum over the sum of squares.
+
+    ``(Σx)²/Σx²`` of each slice: n cos² of the angle to the diagonal, n for a constant
+    vector, 0 for one orthogonal to it.  The sum is signed: entries of opposite sign
+    cancel.  For the score that `project_cai` bounds, see `hoyer_score`.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    axis : int or None, default -1
+        The axis along which the slices lie; None takes the whole array as one vector.
+    keepdims : bool, default False
+        Keep the axis, with length one.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        One number a slice; float64 for every input dtype, since a score of float16 data
+        may exceed what float16 holds.
+
+    Raises
+    ------
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Notes
+    -----
+    The zero vector and an empty one have score 0.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
+    scale.
+
+    References
+    ----------
+    .. [1] "A fast and scalable extended Hoyer projection for structured neural network
+       sparsity", anonymous manuscript under review, eq. (1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import cai_score
+    >>> cai_score(np.array([1.0, 1.0, 1.0, -1.0])), cai_score([[3.0, 0.0], [2.0, 2.0]])
+    (np.float64(1.0), array([1., 2.]))
+    """
     return _score(x, axis, keepdims, workers, False)[1]
 
 
 def hoyer_score(x, *, axis=-1, keepdims=False, workers=None):
+    """Hoyer score: the squared ratio of the l1 norm to the l2 norm.
+
+    ``(‖x‖₁/‖x‖₂)²`` of each slice, the `cai_score` of ``|x|``: 1 for one nonzero entry,
+    n if all have the same magnitude.  It is the level that `project_cai` bounds.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    axis : int or None, default -1
+        The axis along which the slices lie; None takes the whole array as one vector.
+    keepdims : bool, default False
+        Keep the axis, with length one.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        One number a slice; float64 for every input dtype, since a score of float16 data
+        may exceed what float16 holds.
+
+    Raises
+    ------
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Notes
+    -----
+    The zero vector and an empty one have score 0.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
+    scale.
+
+    References
+    ----------
+    .. [1] H. Yang, W. Wen and H. Li, "DeepHoyer: learning sparser neural network with
+       differentiable scale-invariant sparsity measures", ICLR (2020).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import hoyer_score
+    >>> hoyer_score(np.array([1.0, 1.0, 1.0, -1.0])), hoyer_score(np.array([0.0, -2.0]))
+    (np.float64(4.0), np.float64(1.0))
+    """
     return _score(x, axis, keepdims, workers, True)[1]
 
 
 def hoyer_sparseness(x, *, axis=-1, keepdims=False, workers=None):
+    """Hoyer's sparseness, between 0 and 1.
+
+    ``(√n − ‖x‖₁/‖x‖₂)/(√n − 1)`` of each slice: 0 if all entries have the same magnitude,
+    1 for one nonzero entry.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., n, ...)
+        The data.
+    axis : int or None, default -1
+        The axis along which the slices lie; None takes the whole array as one vector.
+    keepdims : bool, default False
+        Keep the axis, with length one.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        One number a slice; float64 for every input dtype, since a score of float16 data
+        may exceed what float16 holds.
+
+    Raises
+    ------
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Notes
+    -----
+    A zero vector, an empty one and a single entry have sparseness 1, by convention.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
+    scale.
+
+    References
+    ----------
+    .. [1] P. O. Hoyer, "Non-negative matrix factorization with sparseness constraints",
+       J. Mach. Learn. Res. 5, 1457-1469 (2004).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import hoyer_sparseness
+    >>> hoyer_sparseness(np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 0.0, 0.0]]))
+    array([0., 1.])
+    """
     s, score = _score(x, axis, keepdims, workers, True)
     root = np.sqrt(s.length)
     if s.length <= 1:
@@ -48,6 +187,49 @@ def hoyer_sparseness(x, *, axis=-1, keepdims=False, workers=None):
 
 
 def gsp_score(x, *, axis=-1, keepdims=False, workers=None):
+    """Mean Hoyer sparseness of a group of vectors.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, or list of arrays
+        An array, whose slices along `axis` are the vectors; or a list or tuple of arrays
+        of any shapes, each of which counts as one vector (layers of a network).
+    axis : int or None, default -1
+        The axis along which the vectors lie; not used for a list of arrays.
+    keepdims : bool, default False
+        Return an array with as many dimensions as `x`, all of length one.
+    workers : int or None, default None
+        Number of threads, -1 for all processors, None for `get_workers`.
+
+    Returns
+    -------
+    float64
+        The mean of `hoyer_sparseness` over the vectors; 1 if there are none.
+
+    Raises
+    ------
+    TypeError
+        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+    numpy.exceptions.AxisError
+        If `axis` is out of range.
+
+    Notes
+    -----
+    This is eq. (4) of the CAI manuscript with the ‖x_i‖₂ and the 1/r that are missing
+    there.  Vectors of zeros or of length one count with sparseness 1.
+
+    References
+    ----------
+    .. [1] R. Ohib et al., "Explicit group sparse projection with applications to deep
+       learning and NMF", Trans. Mach. Learn. Res. (2022).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import gsp_score
+    >>> gsp_score([np.ones(4), np.array([0.0, 5.0, 0.0])])
+    np.float64(0.5)
+    """
     if isinstance(x, (list, tuple)) and any(np.ndim(part) > 0 for part in x):
         parts = [hoyer_sparseness(part, axis=None, workers=workers) for part in x]
         return np.float64(np.mean(parts))

@@ -58,10 +58,8 @@ def condat_threshold(a, count, radius, heap):
         changed = kept < live.size
         live = live[:kept]
     # The running mean has lost digits; the support has not.
-    total = 0.0
-    for i in range(live.size):
-        total += np.float64(live[i]) - rho
-    return rho, (total - radius) / live.size, live.size
+    size, total, _ = passes.sums(live, False, rho, -math.inf)
+    return rho, (total - radius) / size, live.size
 
 
 @kernel
@@ -77,9 +75,7 @@ def sorted_threshold(a, radius):
         total += value
         size = k
     anchor = np.float64(a[n - size])
-    total = 0.0
-    for k in range(1, size + 1):
-        total += np.float64(a[n - k]) - anchor
+    _, total, _ = passes.sums(a[n - size :], False, anchor, -math.inf)
     return anchor, (total - radius) / size, size
 
 
@@ -119,6 +115,8 @@ def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, fir
         else:
             _values(z, absolute, a)
             anchor, offset, _ = condat_threshold(a, a.size, radius, heap)
+        if radius < passes.TINY * abs(anchor):
+            anchor, offset, _, _ = passes.near_top(z, absolute, radius)
         info[r, 1] = anchor + offset
         near = real(anchor)
         rest = (anchor - np.float64(near)) + offset
@@ -156,7 +154,7 @@ def _unit_values(z, absolute, a):
 def _finish(z, absolute, a, factor, exponent, out):
     for i in range(z.size):
         value = math.ldexp(factor * a[i], exponent)
-        out[i] = math.copysign(value, z[i]) if absolute else value
+        out[i] = math.copysign(value, z[i]) if absolute and value > 0.0 else value
 
 
 @kernel
@@ -194,7 +192,7 @@ def iterative_rows(absolute, levels, tol, x, out, info, first, last):
             if low == high:
                 status = m.TIED
                 break
-            slack = max(tol, TOLERANCE)
+            slack = TOLERANCE
             factor = mean * math.sqrt((nu - level) / (level * (squares / nu)))
             move = (1.0 - factor) * mean
             slope, shift = factor * slope, factor * shift + move

@@ -25,7 +25,7 @@ HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 RUN = 16  # the sample consists of short runs: each costs a cache miss
-WIDTH = 3.0  # half width of the band, in standard errors
+WIDTH = 3.5  # half width of the band, in standard errors
 MOST_RUNS = 4096
 MOST_SAMPLES = 3
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
@@ -431,6 +431,11 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         if st.status == m.SOFT and rough and z.size >= SAMPLE_FROM:
             again = _move(st, st.anchor, st.offset, False)
             return Job(SUMS, again, 0.0, 0.0, False, l2, MOST_SAMPLES, ALL, NOTHING, 0)
+        if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
+            anchor, offset, nu, s = passes.near_top(z, absolute, p)
+            st = m.State(
+                m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0
+            )
         return Job(WRITE, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
     if job.action == BAND and st.pinned and st.nu >= 0.0:  # leave the band's anchor
         st = _split(st, z)
@@ -483,7 +488,7 @@ def _extreme(kind, absolute, p, l2, z):
     if kind <= m.SIMPLEX:
         return _verdict(m.SOFT, passes.largest(z, absolute), l2, 0.0, 0.0, 0.0)
     if l2 < 0.0:
-        l2 = math.sqrt(passes.sums(z, absolute, 0.0, -math.inf)[2])
+        l2 = passes.norm(z)
     if p > 1.0:
         return _verdict(m.FLAT, -math.inf, l2, 0.0, 0.0, 0.0)
     top = passes.largest(z, absolute)
@@ -491,9 +496,9 @@ def _extreme(kind, absolute, p, l2, z):
 
 
 @kernel
-def prepare(kind, absolute, p, l2, strict, z, buffer):
+def prepare(kind, absolute, p, l2, z, buffer):
     """The first job of a slice, or its verdict where no search is needed."""
-    if strict and not absolute and not passes.all_finite(z):
+    if not absolute and not passes.all_finite(z):
         # With |z|, NaN and inf reach the sums of the first pass; with z, -inf would not.
         return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if kind <= m.SIMPLEX:
@@ -508,9 +513,9 @@ def prepare(kind, absolute, p, l2, strict, z, buffer):
 
 
 @kernel
-def _solve(kind, absolute, p, l2, tol, strict, z, buffer, held, part, log):
+def _solve(kind, absolute, p, l2, tol, z, buffer, held, part, log):
     """Run the passes of one slice on one thread; returns the job that writes it."""
-    job = prepare(kind, absolute, p, l2, strict, z, buffer)
+    job = prepare(kind, absolute, p, l2, z, buffer)
     while job.action != WRITE:
         run_pass(job, absolute, z, buffer, part, 0, part.shape[0])
         job = proceed(job, kind, absolute, p, tol, z, buffer, held, part, log)
@@ -531,7 +536,7 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log)
     elif kind == m.HOYER and l2 >= 0.0:
         back = int(math.frexp(l2)[1])
         l2 = math.ldexp(l2, -back)
-    job = _solve(kind, absolute, p, l2, tol, False, scaled, buffer, held, part, log)
+    job = _solve(kind, absolute, p, l2, tol, scaled, buffer, held, part, log)
     write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
     for i in range(z.size):
         out[i] = math.ldexp(np.float64(scaled[i]), back)
@@ -569,7 +574,7 @@ def project_rows(
         z, target = x[r], out[r]
         buffer = target if whole else spare
         job = _solve(
-            kind, absolute, levels[r], norms[r], tol, strict, z, buffer, held, part, log
+            kind, absolute, levels[r], norms[r], tol, z, buffer, held, part, log
         )
         status = job.state.status
         if status == m.NONFINITE and passes.all_finite(z):

@@ -12,15 +12,16 @@ from .._jit import kernel
 from . import simd
 
 BLOCK = 2048
+TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
 
 @kernel
 def all_finite(z):
     """Whether no entry is NaN or infinite."""
-    clean = 0.0
+    bad = 0.0
     for i in range(z.size):
-        clean = simd.accumulate(clean, np.float64(z[i] - z[i]))
-    return clean == 0.0
+        bad = simd.accumulate(bad, 0.0 if abs(z[i]) < math.inf else 1.0)
+    return bad == 0.0
 
 
 @kernel
@@ -61,6 +62,48 @@ def sums(z, absolute, anchor, offset):
         s += block_s
         q += block_q
     return nu, s, q
+
+
+@kernel
+def moments(z, absolute):
+    """Σa, Σa² and the exponent e of the unit 2^e in which they are given.
+
+    The unit is 1 unless squares over- or underflow.
+    """
+    _, s, q = sums(z, absolute, 0.0, -math.inf)
+    if 1e-200 < q < 1e200 or q == s == 0.0 or not all_finite(z):
+        return s, q, 0
+    exponent = int(math.frexp(largest(z, True))[1])
+    scaled = np.empty(z.size)
+    for i in range(z.size):
+        scaled[i] = math.ldexp(np.float64(z[i]), -exponent)
+    _, s, q = sums(scaled, absolute, 0.0, -math.inf)
+    return s, q, exponent
+
+
+@kernel
+def norm(z):
+    """‖z‖₂, safe at any scale."""
+    _, q, exponent = moments(z, True)
+    return math.ldexp(math.sqrt(q), exponent)
+
+
+@kernel
+def near_top(z, absolute, radius):
+    """τ with Σ max(a − τ, 0) = radius, where the radius is tiny against the largest a.
+
+    Returns the largest a, τ relative to it, and count and Σ max(a − τ, 0).  Only entries
+    within `radius` of the largest matter, and their gaps to it are exact.
+    """
+    top = largest(z, absolute)
+    offset = -radius
+    nu, s, _ = sums(z, absolute, top, offset)
+    for _ in range(100):
+        offset, before = (s - radius) / nu, nu
+        nu, s, _ = sums(z, absolute, top, offset)
+        if nu == before:
+            break
+    return top, offset, nu, s - nu * offset
 
 
 @kernel
@@ -187,10 +230,10 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
         value = z[i]
         if absolute:
             d = (abs(value) - anchor) - offset
-            out[i] = math.copysign((d if d > dust else zero) * factor, value)
+            out[i] = math.copysign(d * factor, value) if d > dust else zero
         else:
             d = (value - anchor) - offset
-            out[i] = (d if d > dust else zero) * factor
+            out[i] = d * factor if d > dust else zero
 
 
 @kernel
@@ -204,7 +247,8 @@ def write_tied(z, absolute, top, k, b, factor, out):
         if a == top and seen < k:
             seen += 1
             x = z.dtype.type(factor * b if seen == k else factor)
-        out[i] = math.copysign(x, value) if absolute else x
+            x = math.copysign(x, value) if absolute else x
+        out[i] = x
 
 
 @kernel

@@ -1,0 +1,44 @@
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# oracle.py and distributions.py are plain modules beside the tests; this keeps
+# them importable under every import mode of pytest.
+sys.path.insert(0, str(Path(__file__).parent))
+
+_common = {
+    "deadline": None,  # the first call of a kind compiles
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("default", max_examples=60, **_common)
+settings.register_profile("ci", max_examples=60, derandomize=True, **_common)
+settings.register_profile("thorough", max_examples=2000, **_common)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="more hypothesis examples, and the tests marked 'thorough' (large arrays)",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "error")
+    config.addinivalue_line("markers", "thorough: minutes or gigabytes; only with --thorough")
+    if config.getoption("--thorough"):
+        settings.load_profile("thorough")
+    else:
+        settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--thorough"):
+        return
+    skip = pytest.mark.skip(reason="needs --thorough")
+    for item in items:
+        if "thorough" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,743 @@
+"""What every projection promises about arrays, axes, dtypes, outputs and errors."""
+
+import warnings
+
+import numpy as np
+import pytest
+from distributions import make
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conehoyer as ch
+
+# name -> (function, its constraint as a keyword, a usual value)
+FUNCTIONS = {
+    "cai": (ch.project_cai, "level", 2.5),
+    "hoyer": (ch.project_hoyer, "sparseness", 0.7),
+    "ball": (ch.project_l1_ball, "radius", 1.5),
+    "simplex": (ch.project_simplex, "total", 1.5),
+}
+METHODS = {
+    "cai": ["cfp", "iterative"],
+    "hoyer": ["cfp", "alternating"],
+    "ball": ["newton", "condat", "sort"],
+    "simplex": ["newton", "condat", "sort"],
+}
+every_function = pytest.mark.parametrize("kind", FUNCTIONS)
+every_method = pytest.mark.parametrize(
+    ("kind", "method"), [(k, m) for k, methods in METHODS.items() for m in methods]
+)
+INFO_FIELDS = ["threshold", "level", "nnz", "passes", "converged"]
+
+
+def project(kind, x, value=None, **kwargs):
+    function, _, usual = FUNCTIONS[kind]
+    return function(x, usual if value is None else value, **kwargs)
+
+
+def one_by_one(kind, x, axis, value=None, **kwargs):
+    """The answer slice by slice, each as a fresh contiguous vector."""
+    moved = np.moveaxis(np.asarray(x), axis, -1)
+    value = FUNCTIONS[kind][2] if value is None else value
+    values = np.broadcast_to(value, moved.shape[:-1])
+    result = np.empty(moved.shape, np.asarray(x).dtype)
+    for index in np.ndindex(moved.shape[:-1]):
+        vector = np.array(moved[index], order="C")
+        result[index] = project(kind, vector, float(values[index]), **kwargs)
+    return np.moveaxis(result, -1, axis)
+
+
+# ---------------------------------------------------------------------------
+# axis and batches
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_every_axis(kind, method, axis):
+    x = make("gaussian", 120).reshape(4, 5, 6)
+    got = project(kind, x, axis=axis, method=method)
+    np.testing.assert_array_equal(got, one_by_one(kind, x, axis, method=method))
+
+
+@every_method
+def test_axis_none_is_one_vector(kind, method):
+    x = make("gaussian", 60).reshape(3, 4, 5)
+    got = project(kind, x, axis=None, method=method)
+    np.testing.assert_array_equal(got, project(kind, x.ravel(), method=method).reshape(x.shape))
+    transposed = project(kind, x.T, axis=None, method=method)
+    np.testing.assert_array_equal(
+        transposed, project(kind, x.T.ravel(), method=method).reshape(5, 4, 3)
+    )
+
+
+@every_function
+def test_the_default_axis_is_the_last(kind):
+    x = make("gaussian", 60).reshape(5, 12)
+    np.testing.assert_array_equal(project(kind, x), project(kind, x, axis=-1))
+
+
+@every_function
+@pytest.mark.parametrize("shape", [(2000, 50), (50, 2000), (3, 90_000), (20_000, 3)])
+def test_large_batches(kind, shape):
+    x = make("laplace", shape[0] * shape[1]).reshape(shape)
+    got = project(kind, x)
+    for i in (0, 1, shape[0] // 2, shape[0] - 1):
+        np.testing.assert_array_equal(got[i], project(kind, x[i]))
+    columns = project(kind, x, axis=0)
+    for j in (0, 1, shape[1] // 2, shape[1] - 1):
+        np.testing.assert_array_equal(columns[:, j], project(kind, x[:, j].copy()))
+
+
+@every_function
+@pytest.mark.parametrize("axis", [2, -3, 7])
+def test_axis_out_of_range(kind, axis):
+    with pytest.raises(np.exceptions.AxisError, match=rf"axis.*{axis}"):
+        project(kind, np.ones((2, 3)), axis=axis)
+
+
+@every_function
+@pytest.mark.parametrize("axis", [0.5, "0", (0, 1)])
+def test_axis_must_be_an_integer(kind, axis):
+    with pytest.raises(TypeError, match="axis"):
+        project(kind, np.ones((2, 3)), axis=axis)
+
+
+# ---------------------------------------------------------------------------
+# broadcasting of the constraint over the slices
+
+
+@every_function
+def test_constraints_broadcast_over_the_slices(kind):
+    x = make("gaussian", 120).reshape(4, 5, 6)
+    low, high = (0.2, 0.9) if kind == "hoyer" else (1.0, 5.0)
+    rng = np.random.default_rng(0)
+    for shape in [(), (6,), (1, 6), (4, 1), (4, 6), (4, 1, 6), (1, 1, 1)]:
+        value = rng.uniform(low, high, shape)
+        # with as many axes as x, the value has length 1 along the axis
+        over_slices = value[:, 0, :] if value.ndim == 3 else value
+        got = project(kind, x, value, axis=1)
+        expected = one_by_one(kind, x, 1, over_slices)
+        np.testing.assert_array_equal(got, expected, err_msg=str(shape))
+
+
+@every_function
+def test_constraints_may_be_lists_or_integers(kind):
+    x = make("gaussian", 30).reshape(3, 10)
+    values = [1, 1, 1]
+    np.testing.assert_array_equal(project(kind, x, values), project(kind, x, np.ones(3)))
+    np.testing.assert_array_equal(project(kind, x, 1), project(kind, x, 1.0))
+    np.testing.assert_array_equal(project(kind, x, np.float32(1)), project(kind, x, 1.0))
+
+
+def test_hoyer_norms_broadcast():
+    x = make("gaussian", 40).reshape(4, 10)
+    l2 = np.array([1.0, 2.0, 3.0, 4.0])
+    got = ch.project_hoyer(x, l1=2 * l2, l2=l2)
+    for i in range(4):
+        np.testing.assert_array_equal(got[i], ch.project_hoyer(x[i], l1=2 * l2[i], l2=l2[i]))
+    got = ch.project_hoyer(x, 0.5, l2=l2)
+    for i in range(4):
+        np.testing.assert_array_equal(got[i], ch.project_hoyer(x[i], 0.5, l2=l2[i]))
+
+
+@every_function
+@pytest.mark.parametrize("shape", [(3,), (2, 5), (4, 5, 6), (5,), (2, 1, 1, 1)])
+def test_constraints_that_do_not_broadcast(kind, shape):
+    name = FUNCTIONS[kind][1]
+    with pytest.raises(ValueError, match=name) as caught:
+        project(kind, np.ones((4, 5, 6)), np.full(shape, 1.0), axis=1)
+    assert str(shape) in str(caught.value)
+
+
+# ---------------------------------------------------------------------------
+# out, overwrite_x, aliasing
+
+
+@every_method
+def test_x_is_never_written_unless_allowed(kind, method):
+    x = make("gaussian", 60).reshape(5, 12)
+    before = x.copy()
+    for v in (x, x.T, x[:, ::2], x[::-1]):
+        for axis in (0, 1, None):
+            project(kind, v, axis=axis, method=method)
+            project(kind, v, axis=axis, method=method, out=np.empty_like(v))
+    np.testing.assert_array_equal(x, before)
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_out_is_returned_itself(kind, method, axis):
+    x = make("gaussian", 60).reshape(5, 12)
+    expected = project(kind, x, axis=axis, method=method)
+    for out in (
+        np.full((5, 12), np.nan),
+        np.full((12, 5), np.nan).T,
+        np.full((10, 24), np.nan)[::2, ::2],
+    ):
+        assert project(kind, x, axis=axis, method=method, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_out_may_be_x(kind, method, axis):
+    for shape in ((5, 12), (2, 70_000)):
+        x = make("gaussian", shape[0] * shape[1]).reshape(shape)
+        expected = project(kind, x, axis=axis, method=method)
+        assert project(kind, x, axis=axis, method=method, out=x) is x
+        np.testing.assert_array_equal(x, expected)
+
+
+@every_method
+def test_overwrite_x(kind, method):
+    for shape in ((12,), (5, 12), (70_000,)):
+        x = make("gaussian", int(np.prod(shape))).reshape(shape)
+        expected = project(kind, x, method=method)
+        np.testing.assert_array_equal(project(kind, x, method=method, overwrite_x=True), expected)
+    # permission, not a promise: what cannot be written is left alone
+    x = make("gaussian", 12)
+    x.flags.writeable = False
+    before = x.copy()
+    np.testing.assert_array_equal(
+        project(kind, x, method=method, overwrite_x=True), project(kind, before, method=method)
+    )
+    np.testing.assert_array_equal(x, before)
+
+
+@every_method
+def test_out_that_overlaps_x_without_being_x(kind, method):
+    for n in (13, 70_001):
+        buffer = make("gaussian", n)
+        expected = project(kind, buffer[:-1].copy(), method=method)
+        np.testing.assert_array_equal(
+            project(kind, buffer[:-1], method=method, out=buffer[1:]), expected
+        )
+        buffer = make("gaussian", n)
+        expected = project(kind, buffer.copy(), method=method)
+        np.testing.assert_array_equal(
+            project(kind, buffer, method=method, out=buffer[::-1]), expected
+        )
+    square = make("gaussian", 49).reshape(7, 7)
+    expected = project(kind, square.copy(), axis=0, method=method)
+    np.testing.assert_array_equal(
+        project(kind, square, axis=0, method=method, out=square.T), expected
+    )
+
+
+@every_function
+def test_a_result_equal_to_its_input_is_a_copy(kind):
+    feasible = {"cai": 12.0, "hoyer": 0.0, "ball": 1e9, "simplex": 12.0}[kind]
+    x = np.ones(12)
+    result = project(kind, x, feasible)
+    np.testing.assert_allclose(result, x, rtol=1e-15)
+    assert not np.shares_memory(result, x)
+    out = np.empty(12)
+    assert project(kind, x, feasible, out=out) is out
+    np.testing.assert_allclose(out, x, rtol=1e-15)
+
+
+@every_function
+def test_the_result_owns_writeable_memory(kind):
+    x = make("gaussian", 12)
+    x.flags.writeable = False
+    result = project(kind, x)
+    result[:] = 0  # would raise on a read-only view
+    assert not np.shares_memory(project(kind, np.broadcast_to(x, (3, 12))), x)
+
+
+@every_function
+@pytest.mark.parametrize(
+    ("out", "error", "says"),
+    [
+        (np.empty(11), ValueError, r"out.*\(11,\)"),
+        (np.empty((1, 12)), ValueError, r"out.*\(1, 12\)"),
+        (np.empty(12, np.float32), (ValueError, TypeError), "out.*float32"),
+        (np.empty(12, int), (ValueError, TypeError), "out.*int"),
+        ([0.0] * 12, TypeError, "out.*list"),
+    ],
+)
+def test_bad_out(kind, out, error, says):
+    with pytest.raises(error, match=says):
+        project(kind, make("gaussian", 12), out=out)
+
+
+@every_function
+def test_out_that_cannot_be_written(kind):
+    out = np.empty(12)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out"):
+        project(kind, make("gaussian", 12), out=out)
+
+
+def test_a_failed_check_leaves_out_alone():
+    out = np.full(3, 7.0)
+    with pytest.raises(ValueError, match="level"):
+        ch.project_cai(np.ones(3), 0.5, out=out)
+    np.testing.assert_array_equal(out, 7.0)
+
+
+# ---------------------------------------------------------------------------
+# dtypes and memory layouts
+
+
+@every_method
+def test_any_memory_layout(kind, method):
+    x = make("gaussian", 60).reshape(5, 12)
+    expected = project(kind, x, method=method)
+    wide = np.zeros((5, 24))
+    wide[:, ::2] = x
+    backwards = x[::-1, ::-1].copy()[::-1, ::-1]
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(np.float64).reshape(5, 12)
+    unaligned[...] = x
+    for v in (np.asfortranarray(x), wide[:, ::2], backwards, frozen, unaligned, x.tolist()):
+        np.testing.assert_array_equal(project(kind, v, method=method), expected)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_byte_swapped(kind, method, dtype):
+    x = make("gaussian", 60).reshape(5, 12).astype(dtype)
+    expected = project(kind, x, method=method)
+    swapped = x.astype(x.dtype.newbyteorder())
+    before = swapped.tobytes()
+    got = project(kind, swapped, method=method)
+    np.testing.assert_array_equal(got, expected)
+    assert got.dtype.newbyteorder("=") == x.dtype
+    assert swapped.tobytes() == before
+    out = np.empty_like(got)
+    assert project(kind, swapped, method=method, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint16, bool])
+def test_integers_and_bool_become_float64(kind, method, dtype):
+    x = np.array([0, 1, 3, 2, 0, 1, 7, 5]).astype(dtype)
+    got = project(kind, x, method=method)
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, project(kind, x.astype(float), method=method))
+    out = np.empty(8)
+    assert project(kind, x, method=method, out=out) is out
+    # an integer array cannot hold the result, even where overwriting is allowed
+    before = x.copy()
+    project(kind, x, method=method, overwrite_x=True)
+    np.testing.assert_array_equal(x, before)
+
+
+@every_method
+def test_a_list_of_integers(kind, method):
+    np.testing.assert_array_equal(
+        project(kind, [3, -1, 2, 0], method=method),
+        project(kind, np.array([3.0, -1, 2, 0]), method=method),
+    )
+
+
+@every_method
+def test_float16_is_computed_wider_and_rounded_once(kind, method):
+    x = make("gaussian", 200).astype(np.float16)
+    got = project(kind, x, method=method)
+    assert got.dtype == np.float16
+    wide = project(kind, x.astype(np.float32), method=method)
+    np.testing.assert_array_equal(got, wide.astype(np.float16))
+    np.testing.assert_array_equal(project(kind, got, method=method), got)
+    out = np.empty_like(x)
+    assert project(kind, x, method=method, out=out) is out
+    np.testing.assert_array_equal(out, got)
+    # sums beyond the largest float16 are no obstacle
+    large = np.full(4000, 100, np.float16)
+    large[0] = 101
+    assert np.all(np.isfinite(ch.project_cai(large, 100.0)))
+
+
+def test_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = make("gaussian", 200).astype(ml_dtypes.bfloat16)
+    for kind in FUNCTIONS:
+        got = project(kind, x)
+        assert got.dtype == x.dtype
+        wide = project(kind, x.astype(np.float32))
+        assert got.tobytes() == wide.astype(ml_dtypes.bfloat16).tobytes()
+    assert ch.hoyer_score(x).dtype == np.float64
+
+
+@every_function
+def test_long_double_keeps_its_dtype(kind):
+    x = make("gaussian", 50)
+    got = project(kind, x.astype(np.longdouble))
+    assert got.dtype == np.longdouble
+    np.testing.assert_array_equal(got, project(kind, x))
+
+
+@every_function
+def test_array_likes(kind):
+    class Wrapped:
+        def __array__(self, dtype=None, copy=None):
+            return np.arange(1.0, 9.0)
+
+    np.testing.assert_array_equal(project(kind, Wrapped()), project(kind, np.arange(1.0, 9.0)))
+    assert type(project(kind, np.arange(1.0, 9.0))) is np.ndarray
+
+
+@every_function
+def test_types_that_are_refused(kind):
+    from scipy import sparse
+
+    bad = {
+        "complex": np.ones(4, complex),
+        "object": np.array([1.0, None], object),
+        "mask": np.ma.masked_array([1.0, 2.0], mask=[False, True]),
+        "sparse": sparse.csr_array(np.eye(3)),
+        "U1": np.array(["1", "2"]),
+    }
+    for word, x in bad.items():
+        with pytest.raises(TypeError, match=rf"(?i)x\b.*{word}"):
+            project(kind, x)
+    with pytest.raises(TypeError, match=r"(?i)mask"):
+        project(kind, np.ma.masked_array([1.0, 2.0]))  # no entry is masked: still refused
+
+
+@every_method
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_empty_arrays(kind, method, shape):
+    x = np.empty(shape, np.float32)
+    value = 1.0  # valid for each of them, whatever the length
+    for axis in [None, *range(len(shape))]:
+        got = project(kind, x, value, axis=axis, method=method)
+        assert got.shape == shape
+        assert got.dtype == np.float32
+        got, info = project(kind, x, value, axis=axis, method=method, full_output=True)
+        slices = () if axis is None else tuple(np.delete(shape, axis))
+        assert np.shape(info.nnz) == slices
+        assert not np.any(info.nnz)
+
+
+def test_empty_arrays_in_scores_and_levels():
+    for shape in [(0,), (0, 3), (3, 0)]:
+        x = np.empty(shape)
+        for score, value in [(ch.cai_score, 0), (ch.hoyer_score, 0), (ch.hoyer_sparseness, 1)]:
+            got = score(x)
+            assert np.shape(got) == shape[:-1]
+            assert np.all(got == value)
+        assert np.shape(ch.level_for_nnz(x, 1)) == shape[:-1]
+
+
+@every_method
+def test_zero_dimensional(kind, method):
+    """One number is a vector of length one under axis=None."""
+    got = project(kind, np.array(-3.0), 1.0, axis=None, method=method)
+    assert np.shape(got) == ()
+    vector = project(kind, np.array([-3.0]), 1.0, method=method)
+    assert got == vector[0]
+    assert project(kind, -3.0, 1.0, axis=None, method=method) == vector[0]
+
+
+# ---------------------------------------------------------------------------
+# NaN and inf
+
+
+@every_method
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_check_finite(kind, method, bad, dtype):
+    for n in (2, 50, 5000, 70_000):
+        for place in (0, n // 2, n - 1):
+            x = make("gaussian", n).astype(dtype)
+            x[place] = bad
+            before = x.copy()
+            with pytest.raises(ValueError, match=r"(?i)\bx\b.*(nan|inf)"):
+                project(kind, x, method=method)
+            np.testing.assert_array_equal(x, before)
+        if method in ("iterative", "alternating"):
+            break
+
+
+@every_method
+def test_check_finite_in_a_batch(kind, method):
+    x = make("gaussian", 60).reshape(5, 12)
+    x[3, 7] = np.nan
+    for axis in (0, 1, None):
+        with pytest.raises(ValueError, match=r"(?i)nan"):
+            project(kind, x, axis=axis, method=method)
+
+
+@every_method
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_without_the_check_the_slice_is_nan(kind, method, bad):
+    """The call ends, and a wrong answer cannot be taken for a right one."""
+    for shape in ((5, 12), (2, 70_000)):
+        x = make("gaussian", shape[0] * shape[1]).reshape(shape)
+        clean = project(kind, x, method=method)
+        x[1, 7] = bad
+        got = project(kind, x, method=method, check_finite=False)
+        assert np.all(np.isnan(got[1]))
+        others = np.arange(shape[0]) != 1
+        np.testing.assert_array_equal(got[others], clean[others])
+
+
+@every_method
+def test_two_infinities_of_opposite_sign(kind, method):
+    x = np.array([np.inf, -np.inf, 1.0])
+    with pytest.raises(ValueError, match=r"(?i)inf|nan"):
+        project(kind, x, 1.0, method=method)
+    assert np.all(np.isnan(project(kind, x, 1.0, method=method, check_finite=False)))
+
+
+@every_method
+def test_without_the_check_finite_data_is_the_same(kind, method):
+    x = make("gaussian", 500)
+    np.testing.assert_array_equal(
+        project(kind, x, method=method, check_finite=False), project(kind, x, method=method)
+    )
+
+
+# ---------------------------------------------------------------------------
+# full_output
+
+
+@every_method
+def test_full_output_of_one_vector(kind, method):
+    x = make("gaussian", 200)
+    value = {"cai": 20.0, "hoyer": 0.8, "ball": 15.0, "simplex": 15.0}[kind]
+    result, info = project(kind, x, value, method=method, full_output=True)
+    np.testing.assert_array_equal(result, project(kind, x, value, method=method))
+    for field in INFO_FIELDS:
+        assert np.shape(getattr(info, field)) == (), field
+    assert info.nnz == np.count_nonzero(result)
+    assert info.converged
+    assert info.passes >= 1
+    a = x if kind == "simplex" else np.abs(x)
+    b = np.abs(result)
+    on = b > 0
+    assert a[~on].max() <= info.threshold * (1 + 1e-9) <= a[on].min() * (1 + 1e-9)
+    ratio = (a[on] - info.threshold) / b[on]
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
+    reached = b.sum() if kind in ("ball", "simplex") else b.sum() ** 2 / (b @ b)
+    assert info.level == pytest.approx(reached, rel=1e-12)
+    assert info.support is not None
+    assert np.all(info.support <= x.size)
+    if method in ("cfp", "newton"):  # the engine's passes; the last one saw the answer
+        assert len(info.support) == info.passes
+        assert info.support[-1] == info.nnz
+
+
+@every_method
+def test_full_output_of_a_batch(kind, method):
+    x = make("gaussian", 120).reshape(4, 5, 6)
+    for axis, shape in [(0, (5, 6)), (1, (4, 6)), (2, (4, 5)), (None, ())]:
+        result, info = project(kind, x, axis=axis, method=method, full_output=True)
+        for field in INFO_FIELDS:
+            assert np.shape(getattr(info, field)) == shape, (axis, field)
+        np.testing.assert_array_equal(info.nnz, np.count_nonzero(result, axis=axis))
+        assert np.all(info.converged)
+        if axis is not None:
+            assert info.support is None
+
+
+@every_function
+def test_full_output_with_out(kind):
+    x = make("gaussian", 12)
+    out = np.empty(12)
+    result, info = project(kind, x, out=out, full_output=True)
+    assert result is out
+    assert info.nnz == np.count_nonzero(out)
+
+
+def test_the_threshold_of_a_feasible_vector_is_zero():
+    for call in (
+        lambda **k: ch.project_cai(np.ones(5), 5.0, **k),
+        lambda **k: ch.project_l1_ball(np.ones(5), 9.0, **k),
+    ):
+        _, info = call(full_output=True)
+        assert info.threshold == 0
+        assert info.nnz == 5
+        assert info.level == pytest.approx(5)
+
+
+# ---------------------------------------------------------------------------
+# workers
+
+
+@every_function
+def test_workers_do_not_change_a_bit(kind):
+    value = {"cai": 500.0, "hoyer": 0.9, "ball": 300.0, "simplex": 300.0}[kind]
+    for x in (
+        make("laplace", 1_500_001),
+        make("laplace", 600_000).reshape(600, 1000),
+        make("laplace", 600_000).reshape(3, 200_000),
+        make("near_constant", 400_000),
+    ):
+        one = project(kind, x, value, workers=1).tobytes()
+        for workers in (2, 3, -1):
+            assert project(kind, x, value, workers=workers).tobytes() == one
+        with ch.set_workers(2):
+            assert project(kind, x, value).tobytes() == one
+
+
+def test_set_workers_is_a_context():
+    before = ch.get_workers()
+    assert before == 1
+    with ch.set_workers(3):
+        assert ch.get_workers() == 3
+        with ch.set_workers(2):
+            assert ch.get_workers() == 2
+        assert ch.get_workers() == 3
+    assert ch.get_workers() == before
+    with pytest.raises(ZeroDivisionError), ch.set_workers(2):
+        raise ZeroDivisionError
+    assert ch.get_workers() == before
+    with ch.set_workers(-1):
+        assert ch.get_workers() >= 1
+
+
+@pytest.mark.parametrize("workers", [0, -10_000])
+def test_bad_number_of_workers(workers):
+    with pytest.raises(ValueError, match=rf"workers.*{workers}"):
+        ch.project_cai(np.ones(3), 2.0, workers=workers)
+    with pytest.raises(ValueError, match=rf"workers.*{workers}"), ch.set_workers(workers):
+        pass
+    with pytest.raises(ValueError, match=rf"workers.*{workers}"):
+        ch.hoyer_score(np.ones(3), workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1.5, "2"])
+def test_workers_must_be_an_integer(workers):
+    with pytest.raises(TypeError, match="workers"):
+        ch.project_cai(np.ones(3), 2.0, workers=workers)
+
+
+# ---------------------------------------------------------------------------
+# errors name the argument and the value
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value"),
+    [
+        (lambda x: ch.project_cai(x, 0.5), "level", "0.5"),
+        (lambda x: ch.project_cai(x, -2.0), "level", "-2"),
+        (lambda x: ch.project_cai(x, np.nan), "level", "nan"),
+        (lambda x: ch.project_cai(x.reshape(2, 3), [2.0, 0.25]), "level", "0.25"),
+        (lambda x: ch.project_hoyer(x, 1.5), "sparseness", "1.5"),
+        (lambda x: ch.project_hoyer(x, -0.25), "sparseness", "-0.25"),
+        (lambda x: ch.project_hoyer(x, np.nan), "sparseness", "nan"),
+        (lambda x: ch.project_hoyer(x.reshape(2, 3), [0.5, 1.75]), "sparseness", "1.75"),
+        (lambda x: ch.project_hoyer(x, 0.5, l2=-3.0), "l2", "-3"),
+        (lambda x: ch.project_hoyer(x, l1=-1.0, l2=1.0), "l1", "-1"),
+        (lambda x: ch.project_hoyer(x, l1=0.5, l2=1.0), "l1", "0.5"),
+        (lambda x: ch.project_hoyer(x, l1=7.5, l2=1.0), "l1", "7.5"),
+        (lambda x: ch.project_hoyer(x, l1=1.0, l2=np.inf), "l2", "inf"),
+        (lambda x: ch.project_l1_ball(x, -1.5), "radius", "-1.5"),
+        (lambda x: ch.project_l1_ball(x, np.nan), "radius", "nan"),
+        (lambda x: ch.project_simplex(x, -1.5), "total", "-1.5"),
+        (lambda x: ch.project_simplex(x, np.nan), "total", "nan"),
+        (lambda x: ch.project_simplex(x, np.inf), "total", "inf"),
+    ],
+)
+def test_values_out_of_range(call, name, value):
+    with pytest.raises(ValueError, match=name) as caught:
+        call(make("gaussian", 6))
+    assert value in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ch.project_hoyer(x),
+        lambda x: ch.project_hoyer(x, l1=2.0),
+        lambda x: ch.project_hoyer(x, l2=2.0),
+        lambda x: ch.project_hoyer(x, 0.5, l1=2.0, l2=1.0),
+        lambda x: ch.project_hoyer(x, 0.5, l1=2.0),
+    ],
+)
+def test_hoyer_wants_the_sparseness_or_both_norms(call):
+    with pytest.raises((TypeError, ValueError), match=r"(l1.*l2|l2.*l1)"):
+        call(make("gaussian", 6))
+
+
+@every_function
+@pytest.mark.parametrize("value", ["2", 1j, object()])
+def test_constraints_must_be_real_numbers(kind, value):
+    with pytest.raises((TypeError, ValueError), match=FUNCTIONS[kind][1]):
+        project(kind, np.ones(4), value)
+
+
+@every_function
+@pytest.mark.parametrize("method", ["fastest", "", None, 3])
+def test_unknown_method(kind, method):
+    with pytest.raises((ValueError, TypeError), match="method") as caught:
+        project(kind, np.ones(4), method=method)
+    assert repr(method) in str(caught.value)
+    for known in METHODS[kind]:
+        assert known in str(caught.value)  # and says what there is
+
+
+@every_function
+def test_the_options_are_keywords(kind):
+    with pytest.raises(TypeError):
+        FUNCTIONS[kind][0](np.ones(4), 1.0, -1)
+
+
+def test_defaults():
+    x = make("gaussian", 20)
+    np.testing.assert_array_equal(ch.project_l1_ball(x), ch.project_l1_ball(x, 1.0))
+    np.testing.assert_array_equal(ch.project_simplex(x), ch.project_simplex(x, 1.0))
+
+
+def test_convergence_warning_is_a_warning():
+    assert issubclass(ch.ConvergenceWarning, Warning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ch.project_cai(make("gaussian", 1000), 30.0)
+
+
+def test_public_names():
+    for name in ch.__all__:
+        assert getattr(ch, name) is not None
+        assert name in dir(ch)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ch.no_such_name  # noqa: B018
+
+
+# ---------------------------------------------------------------------------
+# any combination of shape, axis, dtype, order and option
+
+
+@given(st.data())
+def test_options_do_not_change_the_answer(data):
+    kind = data.draw(st.sampled_from(list(FUNCTIONS)))
+    method = data.draw(st.sampled_from(METHODS[kind]))
+    shape = tuple(data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3)))
+    dtype = data.draw(st.sampled_from([np.float16, np.float32, np.float64, np.int32]))
+    seed = data.draw(st.integers(0, 100))
+    x = (10 * make("gaussian", int(np.prod(shape)), seed)).reshape(shape).astype(dtype)
+    axis = data.draw(st.sampled_from([None, *range(-len(shape), len(shape))]))
+    nonneg = {} if kind == "simplex" else {"nonneg": data.draw(st.booleans())}
+    value = 0.6 if kind == "hoyer" else 1.5
+    expected = project(kind, x, value, axis=axis, method=method, **nonneg)
+    assert expected.shape == shape
+    assert expected.dtype == (np.float64 if dtype == np.int32 else dtype)
+
+    source = x
+    layout = data.draw(st.sampled_from(["C", "F", "strided", "swapped", "read-only"]))
+    if layout == "F":
+        source = np.asfortranarray(x)
+    elif layout == "strided":
+        source = np.repeat(x, 2, axis=-1)[..., ::2]
+    elif layout == "swapped":
+        source = x.astype(x.dtype.newbyteorder())
+    elif layout == "read-only":
+        source = x.copy()
+        source.flags.writeable = False
+    options = {
+        "workers": data.draw(st.sampled_from([None, 1, 2])),
+        "check_finite": data.draw(st.booleans()),
+        "overwrite_x": data.draw(st.booleans()) and source is not x,
+    }
+    if data.draw(st.booleans()):
+        order = data.draw(st.sampled_from("CF"))
+        options["out"] = np.full(shape, 99, expected.dtype, order=order)
+    got = project(kind, source, value, axis=axis, method=method, **nonneg, **options)
+    np.testing.assert_array_equal(got, expected)
+    if "out" in options:
+        assert got is options["out"]

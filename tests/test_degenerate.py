@@ -1,0 +1,408 @@
+"""The corners: ties, zero vectors, feasible input, the ends of every range."""
+
+import numpy as np
+import oracle
+import pytest
+from distributions import DISTRIBUTIONS, SUBNORMAL, make
+
+import conehoyer as ch
+
+LD = np.longdouble
+BOTH = [np.float32, np.float64]
+CAI_METHODS = ["cfp", "iterative"]
+BALL_METHODS = ["newton", "condat", "sort"]
+
+
+def close(x, ref, rtol=1e-12):
+    ref = np.asarray(ref, dtype=LD)
+    scale = np.max(np.abs(ref), initial=LD(0))
+    return np.max(np.abs(np.asarray(x, dtype=LD) - ref), initial=LD(0)) <= rtol * scale
+
+
+# ---------------------------------------------------------------------------
+# ties at the top: more entries share the maximum than the level allows
+
+
+@pytest.mark.parametrize("method", CAI_METHODS)
+@pytest.mark.parametrize("level", [1.0, 1.25, 2.0, 2.5, 3.0, 3.75, 4.0])
+def test_tied_maxima_keep_the_first_of_them(level, method):
+    y = np.array([1.0, -3.0, 0.5, 3.0, 3.0, 0.0, -3.0, 2.0])
+    x = ch.project_cai(y, level, method=method)
+    assert close(x, oracle.project_cai(y, level))
+    assert list(np.flatnonzero(x)) == [1, 3, 4, 6][: int(np.ceil(level))]
+    assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12
+    # the bound max(a) * sqrt(level) on <x, a>/||x|| is attained
+    assert np.abs(x) @ np.abs(y) / np.linalg.norm(x) == pytest.approx(3 * np.sqrt(level), rel=1e-14)
+    np.testing.assert_array_equal(ch.project_cai(x, level, method=method), x)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 1000, 70_000, 300_000])
+def test_constant_vectors(n, dtype):
+    y = np.full(n, -0.7, dtype)
+    for level in sorted({1.0, 1 + 0.3 * (n - 1), 1 + 0.999 * (n - 1), float(n)}):
+        x = ch.project_cai(y, level)
+        assert close(x, oracle.project_cai(y, level), 1e-12 if dtype == np.float64 else 1e-6)
+        assert np.count_nonzero(x) <= np.ceil(level)
+
+
+@pytest.mark.parametrize("level", [1.0, 1.5, 2.0, 2.9])
+def test_tied_maxima_in_hoyer(level):
+    y = np.array([0.0, 2.0, 2.0, -2.0, 1.0])
+    norm = np.linalg.norm(y)
+    x = ch.project_hoyer(y, l1=norm * np.sqrt(level), l2=norm)
+    ref = oracle.project_hoyer(y, l1=norm * np.sqrt(level), l2=norm)
+    # here l1 was rounded, and b feels the square root of the distance to an integer level
+    assert close(x, ref, 1e-12 if level % 1 else 1e-7)
+    nonneg = ch.project_hoyer(np.abs(y), l1=norm * np.sqrt(level), l2=norm, nonneg=True)
+    np.testing.assert_array_equal(nonneg, np.abs(x))
+
+
+def test_ties_below_the_top_need_no_rule():
+    y = np.array([5.0, 2.0, 2.0, 2.0, 2.0, 1.0])
+    x = ch.project_cai(y, 1.5)
+    assert len(set(x[1:5].tolist())) == 1
+    assert close(x, oracle.project_cai(y, 1.5))
+
+
+@pytest.mark.parametrize("method", CAI_METHODS)
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("ties", [1, 2, 7, 100, 5000])
+def test_level_equal_to_the_number_of_ties(ties, dtype, method):
+    """A support of exactly l equal entries is the answer."""
+    rng = np.random.default_rng(ties)
+    for rest in (0, 1, 50, 5000):
+        y = np.concatenate([np.full(ties, 2.5), rng.uniform(-2, 2, rest)]).astype(dtype)
+        y = rng.permutation(y)
+        x = ch.project_cai(y, float(ties), method=method)
+        # the threshold may lie anywhere between the ties and the next entry, so rounding
+        # can leave a trace of that entry
+        assert close(x, np.where(y == 2.5, y, 0), 1e-12 if dtype == np.float64 else 1e-5)
+        np.testing.assert_array_equal(ch.project_cai(x, float(ties), method=method), x)
+
+
+@pytest.mark.parametrize("offset", [-1e-3, -1e-9, -1e-13, 1e-13, 1e-9, 1e-3])
+def test_levels_beside_the_number_of_ties(offset):
+    y = np.concatenate([np.full(6, 3.0), make("uniform", 40)])
+    level = 6 + offset
+    x = ch.project_cai(y, level)
+    assert close(x, oracle.project_cai(y, level))
+    assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12
+
+
+@pytest.mark.parametrize("n", [3, 40, 5000, 70_000])
+def test_maxima_that_differ_in_the_last_bit(n):
+    """Not ties, but no float lies between them: tau alone could not separate them."""
+    rng = np.random.default_rng(n)
+    y = 1 + np.finfo(float).eps * rng.integers(0, 2, n)
+    y[0] = 1 + 3 * np.finfo(float).eps
+    for level in (1.0, 1.5, 1 + 0.5 * (n - 1), 1 + 0.99 * (n - 1)):
+        x = ch.project_cai(y, level)
+        assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12, level
+        assert close(x, oracle.project_cai(y, level)), level
+
+
+# ---------------------------------------------------------------------------
+# zero vectors, single entries, empty ranges
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("n", [1, 2, 100, 70_000])
+def test_zero_vectors(n, dtype):
+    zeros = np.zeros(n, dtype)
+    for x in (
+        ch.project_cai(zeros, 1.0),
+        ch.project_cai(zeros, 1.0, method="iterative"),
+        ch.project_cai(zeros, 1.0, nonneg=True),
+        ch.project_hoyer(zeros, 0.5),
+        ch.project_hoyer(zeros, 0.5, method="alternating"),
+        ch.project_hoyer(zeros, 0.5, nonneg=True),
+        ch.project_l1_ball(zeros, 1.0),
+        ch.project_l1_ball(zeros, 0.0),
+    ):
+        assert x.dtype == dtype
+        assert x.tobytes() == zeros.tobytes()
+    for method in BALL_METHODS:
+        x = ch.project_simplex(zeros, 2.0, method=method)
+        np.testing.assert_allclose(
+            x, np.full(n, 2.0 / n), rtol=1e-6 if dtype == np.float32 else 1e-12
+        )
+    assert ch.project_cai(np.full(n, -0.0), 1.0).tobytes() == np.full(n, -0.0).tobytes()
+
+
+def test_zero_vector_with_a_given_norm():
+    """Every direction is as good: all entries tie at zero, and the tie rule decides."""
+    x = ch.project_hoyer(np.zeros(6), l1=3.0, l2=2.0)
+    assert abs(oracle.norms(x)[0] / 3 - 1) <= 1e-14
+    assert abs(oracle.norms(x)[1] / 2 - 1) <= 1e-14
+    assert list(np.flatnonzero(x)) == [0, 1, 2]  # ceil(9 / 4)
+
+
+@pytest.mark.parametrize("value", [3.0, -3.0, 0.0])
+def test_length_one(value):
+    y = np.array([value])
+    assert ch.project_cai(y, 1.0).tobytes() == y.tobytes()
+    assert ch.project_hoyer(y, 0.5)[0] == value
+    assert ch.project_hoyer(y, 1.0)[0] == value
+    for method in BALL_METHODS:
+        assert ch.project_l1_ball(y, 2.0, method=method)[0] == max(min(value, 2.0), -2.0)
+        assert ch.project_simplex(y, 2.0, method=method)[0] == 2.0
+    assert ch.level_for_nnz(y, 1) == 1
+
+
+def test_all_entries_negative():
+    y = -np.arange(1.0, 6.0)
+    np.testing.assert_array_equal(ch.project_cai(y, 1.5, nonneg=True), np.zeros(5))
+    np.testing.assert_array_equal(ch.project_l1_ball(y, 1.5, nonneg=True), np.zeros(5))
+    x = ch.project_hoyer(y, 0.5, nonneg=True)
+    assert close(x, oracle.project_hoyer(y, 0.5, nonneg=True))
+    assert close(ch.project_simplex(y, 1.5), oracle.project_simplex(y, 1.5))
+
+
+@pytest.mark.parametrize("method", BALL_METHODS)
+def test_radius_zero(method):
+    y = make("gaussian", 50)
+    assert not ch.project_l1_ball(y, 0.0, method=method).any()
+    assert not ch.project_simplex(y, 0.0, method=method).any()
+    batch = make("gaussian", 60).reshape(3, 20)
+    x = ch.project_l1_ball(batch, np.array([0.0, 1.0, 1e9]), method=method)
+    assert not x[0].any()
+    assert np.abs(x[1]).sum() == pytest.approx(1, rel=1e-14)
+    np.testing.assert_array_equal(x[2], batch[2])
+
+
+@pytest.mark.parametrize("method", BALL_METHODS)
+@pytest.mark.parametrize("radius", [1e-17, 1e-30, 1e-240])
+def test_radius_far_below_the_last_bit(radius, method):
+    """max(a) - radius rounds to max(a): only the gaps to the maximum still tell."""
+    y = np.array([1.0, 1 - 2.0**-53, -1.0, 0.5, 1.0])
+    x = ch.project_l1_ball(y, radius, method=method)
+    np.testing.assert_allclose(x, radius / 3 * np.array([1, 0, -1, 0, 1]), rtol=1e-14)
+    x = ch.project_simplex(y, radius, method=method)
+    np.testing.assert_allclose(x, radius / 2 * np.array([1, 0, 0, 0, 1]), rtol=1e-14)
+
+
+# ---------------------------------------------------------------------------
+# level 1 and level n
+
+
+@pytest.mark.parametrize("method", CAI_METHODS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_level_one_keeps_the_first_largest_entry(name, method):
+    for n in (1, 2, 100, 5000):
+        y = make(name, n)
+        x = ch.project_cai(y, 1.0, method=method)
+        i = int(np.argmax(np.abs(y)))
+        if method == "cfp":
+            assert list(np.flatnonzero(x)) == [i], n
+            assert abs(x[i] / y[i] - 1) <= 1e-15
+        else:  # stops at a tolerance: traces of the others may be left
+            assert close(x, np.where(np.arange(n) == i, y, 0)), n
+        full = ch.project_hoyer(y, 1.0)
+        assert list(np.flatnonzero(full)) == [i], n
+        assert abs(abs(full[i]) / oracle.norms(y)[1] - 1) <= 1e-14
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_level_n_and_above_is_the_identity(name):
+    y = make(name, 500)
+    for level in (500.0, 500.5, 1e300):
+        assert ch.project_cai(y, level).tobytes() == y.tobytes()
+
+
+def test_level_just_above_one():
+    y = make("gaussian", 1000)
+    for excess in (1e-15, 1e-12, 1e-8, 1e-3):
+        x = ch.project_cai(y, 1 + excess)
+        assert close(x, oracle.project_cai(y, 1 + excess))
+        assert abs(oracle.hoyer_score(x) / (1 + excess) - 1) <= 1e-12
+
+
+# ---------------------------------------------------------------------------
+# feasible input comes back bit for bit, as a copy
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_feasible_input(name, dtype):
+    for n in (2, 100, 70_000):
+        with np.errstate(all="ignore"):
+            y = make(name, n).astype(dtype)
+        if not np.all(np.isfinite(y)):
+            continue
+        y[:: max(1, n // 3)] *= -1  # signs are kept
+        y[-1] = -0.0  # and so is a negative zero
+        level = min(float(oracle.hoyer_score(y)) * (1 + 1e-9), float(n)) if y.any() else 1.0
+        radius = float(oracle.norms(y)[0])
+        if not np.isfinite(radius):
+            continue
+        for x in (
+            ch.project_cai(y, level),
+            ch.project_cai(y, level, method="iterative"),
+            ch.project_l1_ball(y, radius * (1 + 1e-9)),
+            ch.project_l1_ball(y, radius * (1 + 1e-9), method="condat"),
+            ch.project_l1_ball(y, radius * (1 + 1e-9), method="sort"),
+        ):
+            assert x.tobytes() == y.tobytes(), n
+            assert not np.shares_memory(x, y)
+
+
+def test_exactly_feasible_levels():
+    """H known without rounding: k equal entries have H = k."""
+    for k in (1, 2, 7, 64):
+        y = np.zeros(100)
+        y[:k] = -0.1
+        assert ch.project_cai(y, float(k)).tobytes() == y.tobytes()
+        _, info = ch.project_cai(y, float(k), full_output=True)
+        assert info.nnz == k
+        assert info.level == pytest.approx(k, rel=1e-14)
+        if k > 1:  # at level 1, any threshold below the only entry is right
+            assert info.threshold == 0
+
+
+@pytest.mark.parametrize("excess", [1e-15, 1e-13, 1e-10])
+@pytest.mark.parametrize("n", [10, 1000, 100_000])
+def test_barely_infeasible_input_hardly_moves(n, excess):
+    y = make("gaussian", n)
+    level = float(oracle.hoyer_score(y)) / (1 + excess)
+    x = ch.project_cai(y, level)
+    assert close(x, y.astype(LD), 10 * np.sqrt(n) * excess + 1e-14)
+    assert oracle.hoyer_score(x) <= level * (1 + 1e-12)
+    radius = float(oracle.norms(y)[0]) / (1 + excess)
+    x = ch.project_l1_ball(y, radius)
+    assert close(x, y.astype(LD), 10 * excess + 1e-14)
+
+
+# ---------------------------------------------------------------------------
+# near-constant data: one float tau cannot meet the level
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-9, 1e-12, 1e-15])
+@pytest.mark.parametrize("n", [10, 1000, 70_000])
+def test_near_constant(n, noise):
+    y = 1 + noise * np.random.default_rng(n).standard_normal(n)
+    for level in (1.5, 1 + 0.05 * (n - 1), 1 + 0.5 * (n - 1), 1 + 0.95 * (n - 1)):
+        x = ch.project_cai(y, level)
+        assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12, level
+        assert close(x, oracle.project_cai(y, level)), level
+    for sparseness in (0.01, 0.5, 0.99):
+        x = ch.project_hoyer(y, sparseness)
+        assert close(x, oracle.project_hoyer(y, sparseness)), sparseness
+    for radius in (noise, 0.1 * n, n * (1 - 0.1 * noise)):
+        x = ch.project_l1_ball(y, radius)
+        assert close(x, oracle.project_l1_ball(y, radius)), radius
+
+
+# ---------------------------------------------------------------------------
+# the ends of the float range
+
+
+@pytest.mark.parametrize("name", SUBNORMAL)
+def test_subnormal(name):
+    """Each entry is right to one subnormal."""
+    for n in (2, 10, 300, 70_000):
+        y = make(name, n)
+        if not y.any():
+            continue
+        for level in (1.0, 1.5, 0.6 * float(oracle.hoyer_score(y)) + 0.4):
+            x = ch.project_cai(y, level)
+            assert np.max(np.abs(x - oracle.project_cai(y, level))) <= 5e-324, (n, level)
+        for fraction in (0.01, 0.5):
+            radius = float(oracle.norms(y)[0]) * fraction
+            x = ch.project_l1_ball(y, radius)
+            assert np.max(np.abs(x - oracle.project_l1_ball(y, radius))) <= 5e-324, (n, fraction)
+        x = ch.project_hoyer(y, 0.6)
+        assert np.max(np.abs(np.abs(x) - np.abs(oracle.project_hoyer(y, 0.6)))) <= 5e-324, n
+
+
+def test_subnormal_float32():
+    """Subnormal in float32, but not in the float64 of the sums.
+
+    The result is written in float32: a - tau is rounded to a subnormal, then scaled.
+    """
+    tiny = np.float32(1e-45)
+    y = (tiny * np.random.default_rng(0).integers(-(2**20), 2**20, 300)).astype(np.float32)
+    x = ch.project_cai(y, 50.0)
+    ref = oracle.project_cai(y, 50.0)
+    assert np.max(np.abs(x - ref)) <= 1e-5 * np.max(np.abs(ref)) + 4 * tiny
+
+
+@pytest.mark.parametrize("exponent", [1023, 1020, 700, 512, -512, -700, -1000])
+def test_sums_that_overflow_a_float(exponent):
+    """At the top of the range even the sum of two entries is infinite."""
+    y = np.ldexp(make("uniform", 1000), exponent)  # below 2**1023
+    big = np.ldexp(LD(1), exponent)
+    x = ch.project_cai(y, 80.0)
+    assert np.all(np.isfinite(x))
+    assert close(x, oracle.project_cai(y, 80.0))
+    radius = float(0.9 * big)
+    assert close(ch.project_l1_ball(y, radius), oracle.project_l1_ball(y, radius))
+    assert close(ch.project_simplex(y, radius), oracle.project_simplex(y, radius))
+    assert ch.hoyer_score(y) == pytest.approx(float(oracle.hoyer_score(y)), rel=1e-12)
+    assert ch.hoyer_sparseness(y) == pytest.approx(float(oracle.hoyer_sparseness(y)), rel=1e-12)
+
+
+def test_hoyer_whose_result_overflows_is_not_silently_wrong():
+    """||y||_2 exceeds the largest float: the largest entry of the answer is infinite."""
+    y = np.full(4, 1.5e308)
+    y[0] = 1.6e308
+    with np.errstate(all="ignore"):
+        x = ch.project_hoyer(y, 1.0)
+    assert np.isinf(x[0])
+    assert not x[1:].any()
+
+
+def test_float32_whose_squares_overflow_float32():
+    y = (1e30 * make("gaussian", 300)).astype(np.float32)
+    assert close(ch.project_cai(y, 30.0), oracle.project_cai(y, 30.0), 1e-6)
+    radius = float(np.abs(y).sum(dtype=float)) / 7
+    assert close(ch.project_l1_ball(y, radius), oracle.project_l1_ball(y, radius), 1e-6)
+
+
+def test_a_wide_range_in_one_vector():
+    y = np.array([1e308, 1.0, 1e-308, 5e-324, -1e308, 0.9e308])
+    for level in (1.0, 1.7, 2.5):
+        x = ch.project_cai(y, level)
+        assert close(x, oracle.project_cai(y, level))
+
+
+# ---------------------------------------------------------------------------
+# inputs made to need many passes
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 2.0**-20, 0.999])
+def test_every_step_drops_one_entry(ratio):
+    """Geometric data is the worst case of the fixed-point step on the support."""
+    y = ratio ** np.arange(1000.0)
+    for level in (1.0, 1.01, 1.5, 2.0, 3.0):
+        x, info = ch.project_cai(y, level, full_output=True)
+        assert info.converged
+        assert info.passes <= 400
+        assert close(x, oracle.project_cai(y, level)), level
+    for radius in (1e-12, 1e-3, 0.9):
+        x = ch.project_l1_ball(y, radius)
+        assert close(x, oracle.project_l1_ball(y, radius)), radius
+
+
+def test_outliers_over_a_plateau():
+    """A sample of the data may see none of the few entries that decide."""
+    for n in (1000, 100_000, 400_000):
+        y = np.full(n, 0.5)
+        y[[3, n // 2, n - 5]] = [100.0, -90.0, 80.0]
+        for level in (1.0, 2.0, 2.9, 3.5, 50.0):
+            x = ch.project_cai(y, level)
+            assert close(x, oracle.project_cai(y, level)), (n, level)
+        for radius in (1.0, 100.0, 269.0, 0.3 * n):
+            x = ch.project_l1_ball(y, radius)
+            assert close(x, oracle.project_l1_ball(y, radius)), (n, radius)
+
+
+@pytest.mark.parametrize("period", [64, 1000, 4096])
+def test_periodic_data_does_not_fool_the_sample(period):
+    n = 300_000
+    rng = np.random.default_rng(period)
+    y = rng.standard_normal(n) * 1e-3
+    y[::period] += 3 + rng.standard_normal(y[::period].size)
+    level = float(oracle.hoyer_score(y)) * 0.3
+    for v in (y, y[::-1], np.sort(y)):
+        assert close(ch.project_cai(v, level), oracle.project_cai(v, level))

@@ -1,0 +1,158 @@
+"""level_for_nnz and level_for_sparseness: levels that keep their promise."""
+
+import numpy as np
+import oracle
+import pytest
+from distributions import DISTRIBUTIONS, FLOAT32, SUBNORMAL, float32, make
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import conehoyer as ch
+
+
+def counts(x, nnz, axis):
+    level = ch.level_for_nnz(x, nnz, axis=axis)
+    return np.count_nonzero(ch.project_cai(x, level, axis=axis), axis=axis)
+
+
+def test_ten_thousand_random_cases_never_keep_too_many():
+    """Rows of random batches: every axis, both dtypes, with and without ties."""
+    rng = np.random.default_rng(0)
+    cases = 0
+    seed = 0
+    everything = list(DISTRIBUTIONS)
+    while cases < 10_000:
+        seed += 1
+        name = everything[seed % len(everything)]
+        ndim = 1 + seed % 3
+        shape = tuple(rng.integers(1, 40, ndim))
+        size = int(np.prod(shape))
+        if seed % 2 and name in FLOAT32:
+            x = float32(name, size, seed).reshape(shape)
+        else:
+            x = make(name, size, seed).reshape(shape)
+        axis = [None, *range(-ndim, ndim)][seed % (2 * ndim + 1)]
+        n = size if axis is None else shape[axis]
+        k = int(rng.integers(1, n + 1))
+        got = counts(x, k, axis)
+        assert np.all(got <= k), (name, shape, axis, k, x.dtype, seed)
+        cases += got.size
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_plain_vectors_of_each_size(dtype):
+    """Single vectors: 233 of 2,000 failed at the rounded edge itself."""
+    rng = np.random.default_rng(1)
+    for case in range(600):
+        n = int(rng.integers(2, 200))
+        k = int(rng.integers(1, n + 1))
+        x = rng.standard_normal(n).astype(dtype)
+        assert counts(x, k, -1) <= k, (case, n, k)
+
+
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, *SUBNORMAL])
+def test_the_level_is_the_largest(name):
+    """It lies at the edge, not somewhere safe below it."""
+    for n in (2, 7, 100, 5000):
+        x = make(name, n)
+        for k in sorted({1, 2, n // 10 + 1, n // 2 + 1, n}):
+            edge = oracle.edge_for_nnz(x, k)
+            got = ch.level_for_nnz(x, k)
+            assert 1 <= got <= n
+            assert float(edge) * (1 - 1e-9) <= got <= float(edge) * (1 + 1e-12), (n, k)
+            kept = np.count_nonzero(ch.project_cai(x, got))
+            assert kept <= k
+            if name in SUBNORMAL or np.count_nonzero(x) <= k:
+                continue  # small entries round to zero; or nothing has to go
+            a = np.sort(np.abs(x))[::-1]
+            if a[0] == a[k]:
+                assert kept == k
+            else:
+                # all that stand clear of the edge (ties with entry k + 1 do not)
+                clear = a[k] + 1e-10 * float(np.mean((a - a[k])[a > a[k]], dtype=np.longdouble))
+                assert kept >= np.count_nonzero(a > clear), (n, k)
+
+
+def test_enough_room_gives_n():
+    assert ch.level_for_nnz(np.array([1.0, 2.0, 3.0]), 3) == 3
+    assert ch.level_for_nnz(np.array([1.0, 2.0, 3.0]), 50) == 3
+    assert ch.level_for_nnz(np.array([0.0, 2.0, 0.0, 1.0]), 2) == 4
+    assert ch.level_for_nnz(np.zeros(4), 1) == 4
+    np.testing.assert_array_equal(
+        ch.level_for_nnz(np.array([[0.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), 1) == 3, [True, False]
+    )
+
+
+def test_ties_at_the_top_give_k():
+    x = np.array([2.0, -2.0, 2.0, 2.0, 1.0])
+    for k in (1, 2, 3, 4):
+        assert ch.level_for_nnz(x, k) == pytest.approx(k, rel=1e-9)
+        assert np.count_nonzero(ch.project_cai(x, ch.level_for_nnz(x, k))) == k
+
+
+def test_nnz_broadcasts_and_the_shape_is_the_slices():
+    x = make("gaussian", 60).reshape(3, 4, 5)
+    k = np.array([1, 2, 3, 4])
+    level = ch.level_for_nnz(x, k, axis=2)
+    assert level.shape == (3, 4)
+    assert level.dtype == np.float64
+    kept = np.count_nonzero(ch.project_cai(x, level, axis=2), axis=2)
+    np.testing.assert_array_equal(kept, np.broadcast_to(k, (3, 4)))
+    assert np.ndim(ch.level_for_nnz(x, 7, axis=None)) == 0
+
+
+@pytest.mark.parametrize("nnz", [0, -3])
+def test_nnz_below_one(nnz):
+    with pytest.raises(ValueError, match=rf"nnz.*{nnz}"):
+        ch.level_for_nnz(np.ones(4), nnz)
+
+
+@pytest.mark.parametrize("nnz", [1.5, "2", None, np.nan])
+def test_nnz_must_be_an_integer(nnz):
+    with pytest.raises((TypeError, ValueError), match="nnz"):
+        ch.level_for_nnz(np.ones(4), nnz)
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        hnp.array_shapes(max_dims=3, max_side=12),
+        elements=st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, width=32)),
+    ),
+    st.data(),
+)
+def test_never_too_many_on_anything_hypothesis_finds(x, data):
+    axis = data.draw(st.sampled_from([None, *range(-x.ndim, x.ndim)]))
+    n = x.size if axis is None else x.shape[axis]
+    k = data.draw(st.integers(1, n + 1))
+    assert np.all(counts(x, k, axis) <= k)
+
+
+def test_level_for_sparseness():
+    for n in (1, 2, 10, 10**6):
+        assert ch.level_for_sparseness(0.0, n) == pytest.approx(n, rel=1e-14)
+        assert ch.level_for_sparseness(1.0, n) == pytest.approx(1, rel=1e-14)
+        for s in (0.1, 0.5, 0.99):
+            expected = oracle.level_for_sparseness(s, n)
+            assert abs(ch.level_for_sparseness(s, n) / expected - 1) <= 1e-13
+    x = make("gaussian", 50)
+    reached = ch.project_cai(x, ch.level_for_sparseness(0.8, 50))
+    assert ch.hoyer_sparseness(reached) == pytest.approx(0.8, rel=1e-12)
+
+
+def test_level_for_sparseness_broadcasts():
+    got = ch.level_for_sparseness(np.array([0.0, 0.5, 1.0]), 9)
+    assert got.shape == (3,)
+    np.testing.assert_allclose(got, [9, 4, 1], rtol=1e-14)
+
+
+@pytest.mark.parametrize("sparseness", [-0.1, 1.5, np.nan])
+def test_sparseness_outside_its_range(sparseness):
+    with pytest.raises(ValueError, match=rf"sparseness.*{sparseness}"):
+        ch.level_for_sparseness(sparseness, 10)
+
+
+def test_length_below_one():
+    with pytest.raises(ValueError, match=r"\bn\b.*0"):
+        ch.level_for_sparseness(0.5, 0)

@@ -1,0 +1,256 @@
+"""What only a fresh process can show: imports, forks, threads and the kernel cache.
+
+Each process that finds no cache compiles for seconds, so the tests share one cache
+directory where the cache is not the point.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import conehoyer
+
+PACKAGE = Path(conehoyer.__file__).parent
+
+
+def run(code, *, root=PACKAGE.parent, **env):
+    """Run code in a new interpreter that finds the package under root."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "COVERAGE"))}
+    clean |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"} | env
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=clean,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.strip()
+
+
+def copy_package(target):
+    """A copy without compiled files, whose time stamps are those of the original."""
+    shutil.copytree(PACKAGE, target / "conehoyer", ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+PROJECT = """
+import numpy as np, conehoyer
+assert conehoyer.__file__.startswith({root!r}), conehoyer.__file__
+y = np.random.default_rng(0).standard_normal(1000)
+x = conehoyer.project_cai(y, 50.0)
+print(np.count_nonzero(x), repr(float(conehoyer.hoyer_score(x))))
+"""
+
+
+def project(root, **env):
+    nnz, level = run(PROJECT.format(root=str(root)), root=root, **env).split()
+    return int(nnz), float(level)
+
+
+# ---------------------------------------------------------------------------
+# import
+
+
+def test_import_loads_neither_numba_nor_scipy():
+    loaded = run(
+        "import sys, conehoyer\n"
+        "heavy = {'numba', 'llvmlite', 'scipy', 'torch', 'cupy', 'matplotlib'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    assert loaded == "[]"
+
+
+def test_scipy_is_not_needed_for_a_projection(cache):
+    """Numba itself imports scipy.linalg; the rest, half a second, must stay out."""
+    loaded = run(
+        "import sys, numpy as np, conehoyer\n"
+        "conehoyer.project_cai(np.arange(9.0), 2.0)\n"
+        "slow = {'scipy.optimize', 'scipy.special', 'scipy.sparse', 'scipy.stats'}\n"
+        "print(sorted(slow & set(sys.modules)))",
+        NUMBA_CACHE_DIR=str(cache),
+    )
+    assert loaded == "[]"
+
+
+def test_names_are_listed_without_being_loaded():
+    assert run("import sys, conehoyer; dir(conehoyer); print('numba' in sys.modules)") == "False"
+
+
+# ---------------------------------------------------------------------------
+# fork and threads
+
+FORK = """
+import os, threading, numpy as np, conehoyer, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of fork with threads
+y = np.random.default_rng(0).standard_normal(1_500_000)
+expected = conehoyer.project_cai(y, 1e5, workers=2)
+before = expected.tobytes()
+
+def child():
+    import faulthandler
+    faulthandler.dump_traceback_later(60, exit=True)  # a dead pool would wait for ever
+    try:
+        got = conehoyer.project_cai(y, 1e5, workers=2)
+        rows = conehoyer.project_l1_ball(y.reshape(1500, 1000), 3.0, workers=3)
+        good = got.tobytes() == before and abs(np.abs(rows).sum(axis=1) - 3).max() < 1e-12
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        good = False
+    os._exit(0 if good else 1)
+
+for generation in range(2):
+    pid = os.fork()
+    if pid == 0:
+        child()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    # and the parent still works, with its own pool
+    assert conehoyer.project_cai(y, 1e5, workers=2).tobytes() == before
+print("ok")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_after_a_call_with_several_workers(cache):
+    assert run(FORK, NUMBA_CACHE_DIR=str(cache)) == "ok"
+
+
+THREADS = """
+import faulthandler, threading, numpy as np, conehoyer
+faulthandler.dump_traceback_later(120, exit=True)
+rng = np.random.default_rng(0)
+long = [rng.standard_normal(700_000) for _ in range(4)]
+rows = [rng.standard_normal((700, 1000)) for _ in range(4)]
+serial = {}
+answers = [{} for _ in range(4)]
+failed = []
+start = threading.Barrier(4)
+
+def work(i):
+    try:
+        start.wait()  # the very first call too: four threads meet the compiler at once
+        for again in range(3):
+            with conehoyer.set_workers(2):
+                answers[i]["cai"] = conehoyer.project_cai(long[i], 5e4)
+                assert conehoyer.get_workers() == 2
+            answers[i]["ball"] = conehoyer.project_l1_ball(rows[i], 4.0, workers=2)
+            answers[i]["score"] = conehoyer.hoyer_score(rows[i], workers=2)
+    except BaseException as error:
+        failed.append(error)
+        raise
+
+threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert not failed, failed
+for i in range(4):
+    for key, value in {
+        "cai": conehoyer.project_cai(long[i], 5e4),
+        "ball": conehoyer.project_l1_ball(rows[i], 4.0),
+        "score": conehoyer.hoyer_score(rows[i]),
+    }.items():
+        assert answers[i][key].tobytes() == value.tobytes(), (i, key)
+print("ok")
+"""
+
+
+def test_four_threads_at_once(cache):
+    assert run(THREADS, NUMBA_CACHE_DIR=str(cache)) == "ok"
+
+
+# ---------------------------------------------------------------------------
+# the kernel cache
+
+
+def cache_files(folder, ending):
+    return sorted(Path(folder).rglob(f"*.{ending}"))
+
+
+def test_a_fresh_cache_is_filled_and_then_used(tmp_path):
+    """Kernels compiled by one process are found by the next, which adds none."""
+    code = PROJECT.format(root=str(PACKAGE.parent))
+    first = run(code, NUMBA_CACHE_DIR=str(tmp_path))
+    files = {f: f.stat().st_mtime_ns for f in cache_files(tmp_path, "nbc")}
+    assert files
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == first
+    assert {f: f.stat().st_mtime_ns for f in cache_files(tmp_path, "nbc")} == files
+
+
+def test_a_helper_edited_after_caching_is_noticed(tmp_path):
+    """Numba's key does not see helpers in other files: the old answer would come back."""
+    root = copy_package(tmp_path)
+    math = root / "conehoyer" / "_math.py"
+    before = math.stat()
+    nnz, level = project(root)
+    assert level == pytest.approx(50, rel=1e-12)
+    assert cache_files(root, "nbc")
+
+    # the engine at twice the level: nothing else in the package changes
+    source = math.read_text()
+    edited, found = re.subn(r"(def advance\(kind, p,[^)]*\):\n)", r"\1    p = 2.0 * p\n", source)
+    assert found == 1, "_math.advance has another signature: edit something else here"
+    math.write_text(edited)
+    os.utime(math, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time stamp alone says nothing
+    edited_nnz, edited_level = project(root)
+    assert edited_level == pytest.approx(100, rel=1e-6)
+    assert edited_nnz > nnz
+
+    # and back again
+    math.write_text(source)
+    assert project(root) == (nnz, level)
+
+
+READ_ONLY = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import numpy as np, conehoyer
+    y = np.random.default_rng(0).standard_normal(1000)
+    x = conehoyer.project_cai(y, 50.0)
+    level = conehoyer.hoyer_score(x)
+    conehoyer.project_cai(y.astype(np.float32), 50.0)
+    conehoyer.project_l1_ball(y, 5.0)
+assert abs(level - 50) < 1e-10
+told = [str(w.message) for w in caught if "NUMBA_CACHE_DIR" in str(w.message)]
+print(len(told), len(caught))
+"""
+
+
+def test_a_read_only_install_works_and_says_so_once(tmp_path):
+    """No place for a cache. Files where folders are wanted stop root as well."""
+    root = copy_package(tmp_path)
+    for folder in [root / "conehoyer", *(root / "conehoyer").rglob("*/")]:
+        if folder.is_dir():
+            (folder / "__pycache__").write_text("a file, not a folder")
+    nowhere = root / "home"
+    nowhere.write_text("a file, not a folder")
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    root.chmod(0o555)
+    try:
+        told = run(
+            READ_ONLY,
+            root=root,
+            HOME=str(nowhere),
+            XDG_CACHE_HOME=str(nowhere),
+            USERPROFILE=str(nowhere),
+        )
+    finally:
+        root.chmod(0o755)  # so that pytest can remove it
+        for path in root.rglob("*"):
+            path.chmod(0o755)
+    assert told == "1 1"

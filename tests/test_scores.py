@@ -1,0 +1,159 @@
+import numpy as np
+import oracle
+import pytest
+from distributions import DISTRIBUTIONS, FLOAT32, float32, make
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import conehoyer as ch
+
+SCORES = [ch.cai_score, ch.hoyer_score, ch.hoyer_sparseness]
+SIZES = [1, 2, 3, 17, 1000, 4097, 9001]  # the last two cross a block of the sums
+BOTH = st.sampled_from([np.float32, np.float64])
+
+
+def expected(score, x):
+    return getattr(oracle, score.__name__)(x)
+
+
+def slack(score, x):
+    """The error allowed: the sums are good to 1e-12 of what they add up."""
+    if score is ch.hoyer_sparseness:
+        return 1e-12
+    # the signed sum of cai_score cancels; its error is relative to the sum of |x|
+    return 1e-12 * max(float(oracle.hoyer_score(x)), 1e-300)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_float64_against_the_oracle(score, name):
+    for n in SIZES:
+        x = make(name, n)
+        got = score(x)
+        assert isinstance(got, float)  # np.float64 is one
+        assert abs(got - expected(score, x)) <= slack(score, x), n
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", [*FLOAT32, "near_constant"])
+def test_float32_is_summed_in_float64(score, name):
+    for n in SIZES:
+        x = float32(name, n)
+        got = score(x)
+        assert isinstance(got, np.float64)
+        assert abs(got - expected(score, x)) <= slack(score, x), n
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_ranges(score):
+    for n in (1, 2, 5, 100):
+        x = make("gaussian", n)
+        low, high = {"cai_score": (0, n), "hoyer_score": (1, n)}.get(score.__name__, (0, 1))
+        # the constant vector and the unit vector are the ends of the range
+        for v in (x, np.ones(n), np.eye(n)[0], np.full(n, -0.1)):
+            assert low * (1 - 1e-15) <= score(v) <= high * (1 + 1e-15)
+
+
+def test_conventions():
+    assert ch.cai_score(np.zeros(5)) == 0
+    assert ch.hoyer_score(np.zeros(5)) == 0
+    assert ch.hoyer_sparseness(np.zeros(5)) == 1
+    assert ch.hoyer_sparseness([7.0]) == 1
+    assert ch.cai_score(np.zeros(0)) == 0
+    assert ch.hoyer_sparseness(np.zeros(0)) == 1
+    assert ch.cai_score([1.0, -1.0]) == 0
+    assert ch.hoyer_score([1.0, -1.0]) == 2
+    assert ch.hoyer_sparseness([0.0, -3.0, 0.0]) == 1
+    assert ch.hoyer_sparseness(np.full(7, 0.1)) == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float32, np.float64, np.longdouble, np.int32, bool]
+)
+def test_every_dtype_gives_float64(score, dtype):
+    x = (make("integers", 60).reshape(3, 20)).astype(dtype)
+    got = score(x)
+    assert got.dtype == np.float64
+    for row, value in zip(x, got, strict=True):
+        assert abs(value - expected(score, row)) <= 1e-12 * row.size
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_axis_and_keepdims(score):
+    x = make("gaussian", 60).reshape(3, 4, 5)
+    for axis in (0, 1, 2, -1, -2, -3):
+        got = score(x, axis=axis)
+        moved = np.moveaxis(x, axis, -1)
+        assert got.shape == moved.shape[:-1]
+        for index in np.ndindex(got.shape):
+            assert got[index] == pytest.approx(float(expected(score, moved[index])), rel=1e-12)
+        kept = score(x, axis=axis, keepdims=True)
+        np.testing.assert_array_equal(kept, np.expand_dims(got, axis))
+    whole = score(x, axis=None)
+    assert np.ndim(whole) == 0
+    assert whole == pytest.approx(float(expected(score, x)), rel=1e-12)
+    assert score(x, axis=None, keepdims=True).shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_workers_do_not_change_a_bit(score):
+    for x in (make("laplace", 600_001), make("laplace", 600_000).reshape(600, 1000)):
+        one = np.asarray(score(x, workers=1))
+        for workers in (2, 3, -1):
+            assert np.asarray(score(x, workers=workers)).tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("score", [*SCORES, ch.gsp_score])
+def test_nan_propagates(score):
+    x = np.ones((3, 4))
+    x[1, 2] = np.nan
+    got = score(x)
+    assert np.array_equal(np.isnan(got), [False, True, False]) or (
+        score is ch.gsp_score and np.isnan(got)
+    )
+
+
+@pytest.mark.parametrize("score", [*SCORES, ch.gsp_score])
+def test_bad_input(score):
+    with pytest.raises(TypeError, match="complex"):
+        score(np.ones(3, complex))
+    with pytest.raises(TypeError, match="object"):
+        score(np.ones(3, object))
+    with pytest.raises(np.exceptions.AxisError, match="3"):
+        score(np.ones((2, 2)), axis=3)
+
+
+@given(
+    hnp.arrays(
+        BOTH,
+        hnp.array_shapes(max_dims=3, max_side=9),
+        elements=st.floats(-1e6, 1e6, width=32),
+    ),
+    st.integers(-300, 300),
+)
+def test_scores_ignore_the_scale(x, exponent):
+    """H and the sparseness are functions of the direction alone."""
+    limit = 60 if x.dtype == np.float32 else 300
+    scaled = np.ldexp(x, max(-limit, min(limit, exponent)))
+    lost = np.ldexp(scaled, -max(-limit, min(limit, exponent))) != x
+    if lost.any() or np.isinf(scaled).any():
+        return  # the scaling itself over- or underflowed
+    for score in SCORES:
+        np.testing.assert_allclose(score(scaled), score(x), rtol=1e-13, atol=1e-13)
+
+
+# gsp_score: the mean sparseness of the vectors
+
+
+def test_gsp_score_of_an_array():
+    x = make("gaussian", 60).reshape(5, 12)
+    assert ch.gsp_score(x) == pytest.approx(float(oracle.gsp_score(list(x))), rel=1e-13)
+    assert ch.gsp_score(x, axis=0) == pytest.approx(float(oracle.gsp_score(list(x.T))), rel=1e-13)
+    assert ch.gsp_score(x, axis=None) == pytest.approx(float(oracle.hoyer_sparseness(x)), rel=1e-13)
+
+
+def test_gsp_score_of_a_list_of_different_lengths():
+    vectors = [make("gaussian", n) for n in (3, 10, 500)]
+    assert ch.gsp_score(vectors) == pytest.approx(float(oracle.gsp_score(vectors)), rel=1e-13)
