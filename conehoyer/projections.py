@@ -592,7 +592,7 @@ def _project_long(
     run_split(
         lambda i, j: engine.write(job, kind, absolute, level, z, target, i, j), chunks, workers
     )
-    engine.report(job, kind, absolute, level, info[r])
+    engine.report(job, kind, level, info[r])
 
 
 def _complain(status, check_finite):

@@ -486,7 +486,9 @@ def write(job, kind, absolute, p, z, out, first, last):
 def _extreme(kind, absolute, p, l2, z):
     """The verdict for radius 0, level 1 and (Hoyer) level n."""
     if kind <= m.SIMPLEX:
-        return _verdict(m.SOFT, passes.largest(z, absolute), l2, 0.0, 0.0, 0.0)
+        top = passes.largest(z, absolute)
+        inside = kind == m.L1 and not top > 0.0
+        return _verdict(m.FEASIBLE if inside else m.SOFT, top, l2, 0.0, 0.0, 0.0)
     if l2 < 0.0:
         l2 = passes.norm(z)
     if p > 1.0:
@@ -523,7 +525,22 @@ def _solve(kind, absolute, p, l2, tol, z, buffer, held, part, log):
 
 
 @kernel
-def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log):
+def report(job, kind, p, row):
+    """Status, threshold, value of the constraint reached, passes."""
+    st = job.state
+    row[0] = st.status
+    row[1] = st.anchor + st.offset
+    if st.status == m.TIED or st.status == m.FLAT:
+        row[2] = p
+    elif kind <= m.SIMPLEX:
+        row[2] = st.s
+    else:
+        row[2] = st.s * st.s / st.q if st.q > 0.0 else 0.0
+    row[3] = st.passes
+
+
+@kernel
+def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log, row):
     """Project data whose squares over- or underflow, after scaling by a power of two."""
     largest = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(largest)[1])
@@ -540,22 +557,10 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log)
     write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
     for i in range(z.size):
         out[i] = math.ldexp(np.float64(scaled[i]), back)
-    return job
-
-
-@kernel
-def report(job, kind, absolute, p, row):
-    """Status, threshold, value of the constraint reached, passes."""
-    st = job.state
-    row[0] = st.status
-    row[1] = st.anchor + st.offset
-    if st.status == m.TIED or st.status == m.FLAT:
-        row[2] = p
-    elif kind <= m.SIMPLEX:
-        row[2] = st.s
-    else:
-        row[2] = st.s * st.s / st.q if st.q > 0.0 else 0.0
-    row[3] = st.passes
+    report(job, kind, p, row)
+    row[1] = math.ldexp(row[1], -shift)
+    if kind <= m.SIMPLEX:
+        row[2] = math.ldexp(row[2], -shift)
 
 
 @kernel
@@ -581,12 +586,13 @@ def project_rows(
             status = m.RESCALE
         if status == m.RESCALE:
             spare2 = np.empty(n, x.dtype)
-            job = _project_scaled(
-                kind, absolute, levels[r], norms[r], tol, z, target, spare2, held, part, log
-            )
+            _project_scaled(
+                kind, absolute, levels[r], norms[r], tol, z, target, spare2, held, part, log,
+                info[r],
+            )  # fmt: skip
         elif status == m.NONFINITE and strict:
             info[r, 0] = m.NONFINITE
             return
         else:
             write(job, kind, absolute, levels[r], z, target, 0, part.shape[0])
-        report(job, kind, absolute, levels[r], info[r])
+            report(job, kind, levels[r], info[r])
