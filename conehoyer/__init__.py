@@ -23,7 +23,7 @@ _HOME = {
 }
 
 __version__ = "0.1.0.dev0"
-__all__ = sorted(_HOME)  # noqa: PLE0605 (the stub lists the names for type checkers)
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name):

@@ -12,7 +12,7 @@ import numpy as np
 try:
     from numpy.lib.array_utils import normalize_axis_index
 except ImportError:  # NumPy < 2
-    from numpy.core.multiarray import normalize_axis_index
+    from numpy.core.multiarray import normalize_axis_index  # type: ignore[no-redef]
 
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)

@@ -58,20 +58,7 @@ def start(kind):
     """The state before the first pass: τ = 0, or every entry where τ may be negative."""
     free = kind == SIMPLEX or kind == HOYER
     offset = -math.inf if free else 0.0
-    return State(
-        GO, 0.0, offset, offset, math.inf, -1.0, 0, False, not free, 0, 0.0, 0.0
-    )
-
-
-@register_jitable
-def start_at(kind, tau):
-    """A state that begins at a guess of τ, from either side."""
-    begin = start(kind)
-    if not (tau > begin.offset):
-        return begin
-    return State(
-        GO, tau, 0.0, begin.lo, math.inf, -1.0, 0, False, False, 0, 0.0, 0.0
-    )
+    return State(GO, 0.0, offset, offset, math.inf, -1.0, 0, False, not free, 0, 0.0, 0.0)
 
 
 @register_jitable
@@ -242,17 +229,11 @@ def advance(kind, p, tol, st, nu, s, q):
                 # So close to τ = 0 that the input may count as feasible: look there.
                 slack = 4.0 * tol * (sd / (2.0 * (nu - p)) if cone else p / nu)
                 if anchor + step <= slack:
-                    return State(
-                        GO, 0.0, 0.0, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0
-                    )
-            return State(
-                SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd
-            )
+                    return State(GO, 0.0, 0.0, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0)
+            return State(SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
         if passes >= MAX_PASSES:
             sd, qd = sums_at(nu, s, q, step)
-            return State(
-                CAPPED, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd
-            )
+            return State(CAPPED, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
     elif passes >= MAX_PASSES:
         return State(CAPPED, anchor, offset, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
     else:
@@ -282,15 +263,13 @@ def advance(kind, p, tol, st, nu, s, q):
         anchor, step = 0.0, 0.0
     elif not st.pinned and math.isfinite(step) and not (not can_step and overshoots):
         anchor, step = two_sum(anchor, step)
-    return State(
-        GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0
-    )
+    return State(GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0)
 
 
 @register_jitable
 def dust(st):
     """d up to which an entry counts as sitting on the threshold: the rounding of τ."""
-    return 2.0**-50 * st.s / st.nu if st.nu > 0.0 else 0.0
+    return 2.0**-48 * st.s / st.nu if st.nu > 0.0 else 0.0
 
 
 @register_jitable

@@ -6,6 +6,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 _lock = threading.Lock()
@@ -100,10 +101,7 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
         return
     edges = [count * w // workers for w in range(workers + 1)]
     pool = _get_pool()
-    others = [
-        pool.submit(task, first, last)
-        for first, last in zip(edges[1:-1], edges[2:], strict=True)
-    ]
+    others = [pool.submit(task, first, last) for first, last in pairwise(edges[1:])]
     try:
         task(edges[0], edges[1])
     finally:

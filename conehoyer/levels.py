@@ -141,7 +141,7 @@ def level_for_sparseness(sparseness, n):
 
 def hoyer_ratio(sparseness, n):
     """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness."""
-    root = np.sqrt(np.asarray(n, np.float64))
+    root = np.sqrt(n)
     return root - sparseness * (root - 1.0)
 
 

@@ -9,8 +9,8 @@ from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
 from ._results import ConvergenceWarning, ProjectionInfo
-from .levels import hoyer_ratio, level_of_ratio
 from ._threads import resolve_workers, run_split
+from .levels import hoyer_ratio, level_of_ratio
 
 _PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
 _NO_LOG = np.empty(0)
@@ -81,8 +81,9 @@ def project_cai(
     Raises
     ------
     ValueError
-        If `level` is below 1 or does not broadcast, `method` is unknown, `out` has the wrong shape or
-        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+        If `level` is below 1 or does not broadcast, `method` is unknown, `out` has the wrong
+        shape or dtype or is read-only, or `x` holds NaN or inf and `check_finite`
+        is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -215,8 +216,9 @@ def project_hoyer(
     Raises
     ------
     ValueError
-        If the norms are negative, missing or impossible, `sparseness` is outside [0, 1], `method` is unknown, `out` has the wrong shape or
-        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+        If the norms are negative, missing or impossible, `sparseness` is outside
+        [0, 1], `method` is unknown, `out` has the wrong shape or dtype or is read-only,
+        or `x` holds NaN or inf and `check_finite` is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -287,6 +289,11 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             f"sparseness={sparseness!r}, l1={l1!r}, l2={l2!r}"
         )
     if l1 is None:
+        if norms is None and type(sparseness) is float and 0.0 < sparseness < 1.0:
+            # The usual call, without the array arithmetic that costs more than the kernel.
+            level = float(hoyer_ratio(sparseness, n)) ** 2
+            count = math.prod(s.batch)
+            return np.full(count, min(max(level, 1.0), n)), np.full(count, -1.0)
         values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
         levels = level_of_ratio(hoyer_ratio(values, n), n)
         return levels, np.full(levels.size, -1.0) if norms is None else norms
@@ -364,8 +371,9 @@ def project_l1_ball(
     Raises
     ------
     ValueError
-        If `radius` is negative or does not broadcast, `method` is unknown, `out` has the wrong shape or
-        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+        If `radius` is negative or does not broadcast, `method` is unknown, `out` has the wrong
+        shape or dtype or is read-only, or `x` holds NaN or inf and `check_finite`
+        is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -461,8 +469,9 @@ def project_simplex(
     Raises
     ------
     ValueError
-        If `total` is negative, infinite or does not broadcast, `method` is unknown, `out` has the wrong shape or
-        dtype or is read-only, or `x` holds NaN or inf and `check_finite` is true.
+        If `total` is negative, infinite or does not broadcast, `method` is unknown,
+        `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf and
+        `check_finite` is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -538,37 +547,31 @@ def _project(
         raise _not_finite()  # before any row is overwritten
     info = np.zeros((len(z), 4))
     log = np.full(m.MAX_PASSES, -1.0) if full_output and len(z) == 1 else _NO_LOG
-    if run is not None:
-        run_split(lambda i, j: run(z, goal.rows, info, i, j), len(z), workers)
-    elif workers == 1 or z.size < _PARALLEL_FROM:
-        engine.project_rows(
-            kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows,
-            not in_place, info, log, 0, len(z),
-        )  # fmt: skip
-    elif len(z) >= workers:
-        run_split(
-            lambda i, j: engine.project_rows(
-                kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows,
-                not in_place, info, log, i, j,
-            ),  # fmt: skip
-            len(z),
-            workers,
-        )
-    else:
+    if z.size < _PARALLEL_FROM:
+        workers = 1
+    if run is None and workers > len(z):
         for r in range(len(z)):
             _project_long(
                 kind, absolute, levels[r], norms[r], s.slack, check_finite, z, goal.rows,
                 not in_place, info, log, r, workers,
             )  # fmt: skip
+    else:
+
+        def by_engine(z, target, info, first, last):
+            engine.project_rows(
+                kind, absolute, levels, norms, s.slack, check_finite, z, target,
+                not in_place, info, log, first, last,
+            )  # fmt: skip
+
+        rows = run or by_engine
+        run_split(lambda i, j: rows(z, goal.rows, info, i, j), len(z), workers)
     if info[0, 0] >= m.NONFINITE or (len(z) > 1 and info[:, 0].max() >= m.NONFINITE):
         _complain(info[:, 0], check_finite)
     result = _checks.deliver(s, goal)
     return (result, _info(s, result, info, log)) if full_output else result
 
 
-def _project_long(
-    kind, absolute, level, norm, tol, strict, x, out, whole, info, log, r, workers
-):
+def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info, log, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
     buffer = target if whole else np.empty_like(z)

@@ -63,8 +63,8 @@ def cai_score(x, *, axis=-1, keepdims=False, workers=None):
 
     Notes
     -----
-    The zero vector and an empty one have score 0.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
-    scale.
+    The zero vector and an empty one have score 0.
+    NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any scale.
 
     References
     ----------
@@ -113,8 +113,8 @@ def hoyer_score(x, *, axis=-1, keepdims=False, workers=None):
 
     Notes
     -----
-    The zero vector and an empty one have score 0.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
-    scale.
+    The zero vector and an empty one have score 0.
+    NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any scale.
 
     References
     ----------
@@ -163,8 +163,8 @@ def hoyer_sparseness(x, *, axis=-1, keepdims=False, workers=None):
 
     Notes
     -----
-    A zero vector, an empty one and a single entry have sparseness 1, by convention.  NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any
-    scale.
+    A zero vector, an empty one and a single entry have sparseness 1, by convention.
+    NaN and inf propagate as NaN.  Linear in n, and safe against overflow at any scale.
 
     References
     ----------

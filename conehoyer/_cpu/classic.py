@@ -1,5 +1,7 @@
-"""The published algorithms, one slice after the other: Condat, sorting, and the two
-iterative methods.  They are what the engine is compared with."""
+"""The published algorithms: Condat's, sorting, and the two iterative methods.
+
+They are what the engine is compared with; each takes one slice after the other.
+"""
 
 import math
 
@@ -96,7 +98,7 @@ def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, fir
             info[r, 0] = m.NONFINITE
             out[r, :] = math.nan
             continue
-        nu, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
+        _, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
         feasible = s <= radius * (1.0 + tol)
         if kind == m.SIMPLEX:
             feasible = m.equality_holds(kind, radius, 0.0, tol, s, 0.0) and passes.nonnegative(z)
@@ -179,15 +181,16 @@ def iterative_rows(absolute, levels, tol, x, out, info, first, last):
         exponent = _unit_values(z, absolute, a)
         slope, shift = 1.0, 0.0  # on the support the iterate is slope·a + shift
         status = m.CAPPED
-        iteration = 0
+        rounds = 0
         slack = tol
         score = 0.0
-        for iteration in range(1, MAX_ITERATIONS + 1):
+        while rounds < MAX_ITERATIONS:
+            rounds += 1
             nu, mean, squares, low, high = _spread(a)
             power = mean * mean + squares / max(nu, 1)
             score = nu * (mean * mean / power) if nu > 0 else 0.0
             if score <= level * (1.0 + slack):
-                status = m.SOFT if iteration > 1 else m.FEASIBLE
+                status = m.SOFT if rounds > 1 else m.FEASIBLE
                 break
             if low == high:
                 status = m.TIED
@@ -212,7 +215,7 @@ def iterative_rows(absolute, levels, tol, x, out, info, first, last):
                 product += a[i] * (abs(value) if absolute else value)
                 norm2 += a[i] * a[i]
             _finish(z, absolute, a, product / norm2, exponent, out[r])
-        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, score, iteration
+        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, score, rounds
 
 
 @kernel
@@ -246,8 +249,9 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
             packed[i] = a[i]
         slope, shift = 1.0, 0.0
         status = m.CAPPED
-        iteration = 0
-        for iteration in range(1, MAX_ITERATIONS + 1):
+        rounds = 0
+        while rounds < MAX_ITERATIONS:
+            rounds += 1
             low, high, mean = math.inf, -math.inf, 0.0
             for i in range(count):
                 low, high = min(low, packed[i]), max(high, packed[i])
@@ -300,4 +304,4 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
             _finish(z, absolute, a, 1.0 / math.sqrt(norm2), 0, out[r])
             for i in range(n):
                 out[r, i] *= l2
-        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, level, iteration
+        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, level, rounds

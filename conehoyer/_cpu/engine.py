@@ -192,7 +192,6 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     sample = buffer[: count * RUN]
     _take_sample(z, absolute, sample)
     weight = z.size / sample.size
-    theta = known.theta
     guess = _estimate(kind, p, sample, weight, known)
     if guess.status == m.TIED:
         near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, True)
@@ -433,9 +432,7 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             return Job(SUMS, again, 0.0, 0.0, False, l2, MOST_SAMPLES, ALL, NOTHING, 0)
         if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
             anchor, offset, nu, s = passes.near_top(z, absolute, p)
-            st = m.State(
-                m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0
-            )
+            st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
         return Job(WRITE, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
     if job.action == BAND and st.pinned and st.nu >= 0.0:  # leave the band's anchor
         st = _split(st, z)
@@ -443,10 +440,18 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        return Job(BAND, st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL, NOTHING, 0)
+        return Job(
+            BAND, st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL, NOTHING, 0
+        )
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(
-            Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0), kind, absolute, p, z, buffer, known
+            Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0),
+            kind,
+            absolute,
+            p,
+            z,
+            buffer,
+            known,
         )
     if newton and st.anchor != 0.0:  # an empty band: only the sums, at the band's speed
         st = _split(st, z)
@@ -564,9 +569,7 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log,
 
 
 @kernel
-def project_rows(
-    kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last
-):
+def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last):
     """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
 
     `whole`: rows of `out` may serve as scratch, because `out` is not `x`.
@@ -578,9 +581,7 @@ def project_rows(
     for r in range(first, last):
         z, target = x[r], out[r]
         buffer = target if whole else spare
-        job = _solve(
-            kind, absolute, levels[r], norms[r], tol, z, buffer, held, part, log
-        )
+        job = _solve(kind, absolute, levels[r], norms[r], tol, z, buffer, held, part, log)
         status = job.state.status
         if status == m.NONFINITE and passes.all_finite(z):
             status = m.RESCALE

@@ -3,8 +3,10 @@
 ``Vec`` is one 512-bit register of float64 or float32, ``Mask`` one bit a lane.  They
 exist for what the loop vectoriser cannot do: compressing the selected lanes of a
 register into memory.  ``COMPRESS`` says whether this machine has that instruction;
-where it is False, callers use plain loops instead.
+where it is False (or the environment says ``CONEHOYER_SIMD=0``), callers use plain loops.
 """
+
+import os
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -17,8 +19,9 @@ REORDER = ("reassoc", "nsz", "contract")
 
 
 def _has_compress() -> bool:
-    features = llvm.get_host_cpu_features() if not config.CPU_NAME else {}
-    return bool(features.get("avx512f")) and llvm.llvm_version_info >= (20,)
+    if os.environ.get("CONEHOYER_SIMD") == "0" or getattr(config, "CPU_NAME", None):
+        return False
+    return llvm.llvm_version_info >= (20,) and bool(llvm.get_host_cpu_features().get("avx512f"))
 
 
 COMPRESS = _has_compress()
