@@ -58,7 +58,7 @@ def start(kind):
     """The state before the first pass: τ = 0, or every entry where τ may be negative."""
     free = kind == SIMPLEX or kind == HOYER
     offset = -math.inf if free else 0.0
-    return State(GO, 0.0, offset, offset, math.inf, -1.0, 0, False, not free, 0, 0.0, 0.0)
+    return State(GO, 0.0, offset, offset, math.inf, -1.0, 0, False, False, 0, 0.0, 0.0)
 
 
 @register_jitable

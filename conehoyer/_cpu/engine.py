@@ -63,6 +63,24 @@ class Job(NamedTuple):
 
 
 @kernel
+def _sums_job(st, l2, samples):
+    """A pass that takes the sums at the state's τ."""
+    return Job(SUMS, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
+
+
+@kernel
+def _band_job(st, lo, hi, rare, l2, samples, section):
+    """A pass that sums what lies above (lo, hi] and stores what lies inside."""
+    return Job(BAND, st, lo, hi, rare, l2, samples, section, NOTHING, 0)
+
+
+@kernel
+def _write_job(st, l2):
+    """The verdict is known."""
+    return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+
+
+@kernel
 def chunks_of(n):
     """Number of chunks of a slice of length n."""
     return max((n + CHUNK - 1) // CHUNK, 1)
@@ -131,13 +149,18 @@ def _estimate(kind, p, sample, weight, known):
 
 
 @kernel
+def _influence(kind, p, st, weight):
+    """Coefficients α, β: a sampled entry d above τ moves the estimate by α·d − β·d²."""
+    if kind <= m.SIMPLEX:
+        return weight / st.nu, 0.0
+    slope = 2.0 * st.s * (st.nu - p)
+    return weight / slope * 2.0 * st.s, weight / slope * p
+
+
+@kernel
 def _standard_error(kind, p, sample, weight, theta, st):
     """Standard error of the estimated τ, from the spread between runs of the sample."""
-    slope = st.nu if kind <= m.SIMPLEX else 2.0 * st.s * (st.nu - p)
-    if not slope > 0.0:
-        return math.inf
-    linear = weight / slope * (1.0 if kind <= m.SIMPLEX else 2.0 * st.s)
-    square = 0.0 if kind <= m.SIMPLEX else weight / slope * p
+    linear, square = _influence(kind, p, st, weight)
     edge = (theta - st.anchor) - st.offset
     total, squares = 0.0, 0.0
     for j in range(sample.size // RUN):
@@ -185,7 +208,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
     samples = job.samples + 1
-    plain = Job(SUMS, st, 0.0, 0.0, False, job.l2, samples, ALL, NOTHING, 0)
+    plain = _sums_job(st, job.l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
@@ -195,7 +218,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     guess = _estimate(kind, p, sample, weight, known)
     if guess.status == m.TIED:
         near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, True)
-        return Job(SUMS, near, 0.0, 0.0, False, job.l2, samples, ALL, NOTHING, 0)
+        return _sums_job(near, job.l2, samples)
     if guess.status != m.SOFT:
         return plain
     real = z.dtype.type
@@ -214,13 +237,13 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     section = ALL
     if known.theta == math.inf and z.size >= HEADS_FROM:
         section = HEADS
-    return Job(BAND, start, lo, hi, _rare(z, inside), job.l2, samples, section, NOTHING, 0)
+    return _band_job(start, lo, hi, _rare(z, inside), job.l2, samples, section)
 
 
 @kernel
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice."""
-    job = Job(SUMS, m.start(kind), 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+    job = _sums_job(m.start(kind), l2, 0)
     if z.size >= SAMPLE_FROM and kind != m.HOYER:
         return _sampled(job, kind, absolute, p, z, buffer, NOTHING)
     return job
@@ -274,12 +297,7 @@ def _collect(job, buffer, part):
 @kernel
 def _heads_error(kind, p, st, candidates, part, n, seen):
     """`_standard_error`, where each head is a run and only its band has been stored."""
-    slope = st.nu if kind <= m.SIMPLEX else 2.0 * st.s * (st.nu - p)
-    if not slope > 0.0:
-        return math.inf
-    weight = n / seen
-    linear = weight / slope * (1.0 if kind <= m.SIMPLEX else 2.0 * st.s)
-    square = 0.0 if kind <= m.SIMPLEX else weight / slope * p
+    linear, square = _influence(kind, p, st, n / seen)
     mean = (linear * st.s - square * st.q) / n
     squares, begin = 0.0, 0
     for c in range(part.shape[0]):
@@ -301,7 +319,8 @@ def _after_heads(job, kind, p, z, buffer, part, held):
     real = z.dtype.type
     nu, s, q, stored = _collect(job, buffer, part)
     candidates = buffer[:stored]
-    seen = min(part.shape[0] * HEAD, z.size)
+    whole = part.shape[0] - 1  # chunks whose head is complete, and the last
+    seen = whole * HEAD + min(HEAD, z.size - whole * CHUNK)
     weight = z.size / seen
     anchor, lo, hi, rare = st.anchor, job.lo, job.hi, job.rare
     guess = _move(m.start(kind), anchor, 0.0, True)
@@ -336,7 +355,7 @@ def _after_heads(job, kind, p, z, buffer, part, held):
 def _verdict(status, anchor, l2, nu, s, q):
     """A job that only writes."""
     st = m.State(status, anchor, 0.0, 0.0, 0.0, nu, 0, True, False, 1, s, q)
-    return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+    return _write_job(st, l2)
 
 
 @kernel
@@ -398,6 +417,12 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
 
 
 @kernel
+def _too_rough(kind, p, z, nu):
+    """Whether the band's float32 sums, good to 1e-7, would spoil a small spread."""
+    return z.itemsize == 4 and kind >= m.CAI and nu < 1.02 * p
+
+
+@kernel
 def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     """Add up the pass's results and choose the next job.
 
@@ -425,38 +450,26 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         if st.passes <= log.size:
             log[st.passes - 1] = nu
     if st.status != m.GO:
-        # float32 sums are good to 1e-7: not enough where the spread is small.
-        rough = job.action == BAND and z.itemsize == 4 and kind >= m.CAI and st.nu < 1.02 * p
-        if st.status == m.SOFT and rough and z.size >= SAMPLE_FROM:
-            again = _move(st, st.anchor, st.offset, False)
-            return Job(SUMS, again, 0.0, 0.0, False, l2, MOST_SAMPLES, ALL, NOTHING, 0)
+        rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
+        if st.status == m.SOFT and rough:
+            return _sums_job(_move(st, st.anchor, st.offset, False), l2, MOST_SAMPLES)
         if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
             anchor, offset, nu, s = passes.near_top(z, absolute, p)
             st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
-        return Job(WRITE, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
+        return _write_job(st, l2)
     if job.action == BAND and st.pinned and st.nu >= 0.0:  # leave the band's anchor
         st = _split(st, z)
     tau = st.anchor + st.offset
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        return Job(
-            BAND, st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL, NOTHING, 0
-        )
+        return _band_job(st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
-        return _sampled(
-            Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0),
-            kind,
-            absolute,
-            p,
-            z,
-            buffer,
-            known,
-        )
-    if newton and st.anchor != 0.0:  # an empty band: only the sums, at the band's speed
-        st = _split(st, z)
-        return Job(BAND, st, st.anchor, st.anchor, True, l2, job.samples, ALL, NOTHING, 0)
-    return Job(SUMS, st, 0.0, 0.0, False, l2, job.samples, ALL, NOTHING, 0)
+        return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
+    if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
+        st = _split(st, z)  # an empty band: only the sums, at the band's speed
+        return _band_job(st, st.anchor, st.anchor, True, l2, job.samples, ALL)
+    return _sums_job(st, l2, job.samples)
 
 
 @kernel
