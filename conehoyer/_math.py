@@ -76,6 +76,14 @@ def level_excess(level, s, q):
 
 
 @register_jitable
+def closeness(kind, p, s, q):
+    """Relative distance of Σd, Σd² from meeting the equation."""
+    if kind == L1 or kind == SIMPLEX:
+        return s / p - 1.0
+    return s / q * s / p - 1.0 if q > 0.0 else 0.0
+
+
+@register_jitable
 def newton_offset(kind, p, nu, s, q):
     """The τ (relative to the anchor) that solves the equation on this support."""
     if kind == L1 or kind == SIMPLEX:

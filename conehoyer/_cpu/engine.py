@@ -75,6 +75,14 @@ def _band_job(st, lo, hi, rare, l2, samples, section):
 
 
 @kernel
+def _plain_job(st, z, l2, samples):
+    """The sums at τ; for long float32 data at τ = 0 by an empty band, which is faster."""
+    if z.itemsize == 4 and z.size >= SAMPLE_FROM and st.anchor == 0.0 and st.offset == 0.0:
+        return _band_job(st, 0.0, 0.0, True, l2, samples, ALL)
+    return _sums_job(st, l2, samples)
+
+
+@kernel
 def _write_job(st, l2):
     """The verdict is known."""
     return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
@@ -208,7 +216,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
     samples = job.samples + 1
-    plain = _sums_job(st, job.l2, samples)
+    plain = _plain_job(st, z, job.l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
@@ -216,13 +224,14 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     _take_sample(z, absolute, sample)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known)
-    if guess.status == m.TIED:
-        near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, True)
+    few = guess.nu < FEW * weight  # too few above τ for an upper edge
+    if guess.status == m.TIED and not few:
+        near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, False)
         return _sums_job(near, job.l2, samples)
-    if guess.status != m.SOFT:
+    if guess.status != m.SOFT and guess.status != m.TIED:
         return plain
     real = z.dtype.type
-    if guess.nu < FEW * weight:  # too few for an upper edge
+    if few:
         lo = np.float64(real(_upper_edge(sample, 1.5 * FEW, 3.0 * FEW)))
         hi = math.inf
         start = _move(st, lo, 0.0, False)
@@ -324,7 +333,7 @@ def _after_heads(job, kind, p, z, buffer, part, held):
     weight = z.size / seen
     anchor, lo, hi, rare = st.anchor, job.lo, job.hi, job.rare
     guess = _move(m.start(kind), anchor, 0.0, True)
-    while guess.status == m.GO and guess.passes < 8 and guess.anchor == anchor:
+    while guess.status == m.GO and guess.passes < m.NEWTON_PASSES and guess.anchor == anchor:
         nu1, s1, q1 = passes.sums(candidates, False, anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
@@ -339,7 +348,7 @@ def _after_heads(job, kind, p, z, buffer, part, held):
             lo, hi = below, top
             st = _move(st, anchor, tau - anchor, True)
             rare = _rare(z, _count_between(candidates, lo, hi) / seen)
-    elif hi == math.inf:
+    elif guess.status == m.SOFT and hi == math.inf:
         edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
         if edge > lo:
             lo, rare = edge, True
@@ -437,6 +446,8 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     l2 = job.l2
     st = job.state
     if job.action == BAND:
+        if job.hi == 0.0 and abs(m.closeness(kind, p, s, q)) < 1e-4:
+            return _sums_job(st, l2, job.samples)  # float32 sums cannot tell if feasible
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
@@ -469,7 +480,7 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, l2, job.samples, ALL)
-    return _sums_job(st, l2, job.samples)
+    return _plain_job(st, z, l2, job.samples)
 
 
 @kernel

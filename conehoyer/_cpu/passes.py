@@ -11,7 +11,8 @@ import numpy as np
 from .._jit import kernel
 from . import simd
 
-BLOCK = 2048
+BLOCK = 2048  # entries summed by the vector loops before a running sum is emptied
+SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
 
@@ -114,9 +115,9 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
     `buffer` may be `z` itself.  NaN is stored.
     """
     nu, s, q, stored = 0.0, 0.0, 0.0, 0
-    for begin in range(0, z.size, BLOCK):
+    for begin in range(0, z.size, SHORT):
         block_s, block_q = 0.0, 0.0
-        for i in range(begin, min(begin + BLOCK, z.size)):
+        for i in range(begin, min(begin + SHORT, z.size)):
             value = abs(z[i]) if absolute else z[i]
             high = value > hi
             buffer[stored] = value
