@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import kernel
-from . import passes, simd
+from . import passes
 
 CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
@@ -169,15 +169,16 @@ def _influence(kind, p, st, weight):
 def _standard_error(kind, p, sample, weight, theta, st):
     """Standard error of the estimated τ, from the spread between runs of the sample."""
     linear, square = _influence(kind, p, st, weight)
-    edge = (theta - st.anchor) - st.offset
     total, squares = 0.0, 0.0
     for j in range(sample.size // RUN):
-        influence = 0.0
         run = sample[j * RUN : (j + 1) * RUN]
-        for i in range(RUN):
-            d = (np.float64(run[i]) - st.anchor) - st.offset
-            sign = (1.0 if d > 0.0 else 0.0) - (1.0 if d > edge else 0.0)
-            influence = simd.accumulate(influence, sign * (linear - square * d) * d)
+        nu, s, q = passes.sums(run, False, st.anchor, st.offset)
+        sd, qd = m.sums_at(nu, s, q, st.offset)
+        if theta < math.inf:  # what lies above theta is known exactly
+            nu, s, q = passes.sums(run, False, st.anchor, theta - st.anchor)
+            known_s, known_q = m.sums_at(nu, s, q, st.offset)
+            sd, qd = sd - known_s, qd - known_q
+        influence = linear * sd - square * qd
         total += influence
         squares += influence * influence
     return math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
@@ -225,10 +226,10 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
-    if guess.status == m.TIED and not few:
+    if guess.status == m.TIED and not few and known.theta == math.inf:
         near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, False)
         return _sums_job(near, job.l2, samples)
-    if guess.status != m.SOFT and guess.status != m.TIED:
+    if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         return plain
     real = z.dtype.type
     if few:
@@ -310,13 +311,11 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
     mean = (linear * st.s - square * st.q) / n
     squares, begin = 0.0, 0
     for c in range(part.shape[0]):
-        sd, qd = m.sums_at(part[c, 0], part[c, 1], part[c, 2], st.offset)
-        influence = linear * sd - square * qd - mean * min(HEAD, n - c * CHUNK)
         segment = candidates[begin : begin + int(part[c, 3])]
         begin += segment.size
-        for i in range(segment.size):
-            d = max((np.float64(segment[i]) - st.anchor) - st.offset, 0.0)
-            influence = simd.accumulate(influence, (linear - square * d) * d)
+        nu, s, q = passes.sums(segment, False, st.anchor, st.offset)
+        sd, qd = m.sums_at(nu + part[c, 0], s + part[c, 1], q + part[c, 2], st.offset)
+        influence = linear * sd - square * qd - mean * min(HEAD, n - c * CHUNK)
         squares += influence * influence
     return math.sqrt(squares)
 
@@ -446,8 +445,11 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     l2 = job.l2
     st = job.state
     if job.action == BAND:
-        if job.hi == 0.0 and abs(m.closeness(kind, p, s, q)) < 1e-4:
-            return _sums_job(st, l2, job.samples)  # float32 sums cannot tell if feasible
+        if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
+            if not 1e-9 < abs(st.anchor) + math.sqrt(q) < 1e15:
+                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+            if job.hi == 0.0 and abs(m.closeness(kind, p, s, q)) < 1e-4:
+                return _sums_job(st, l2, job.samples)  # too close to tell if feasible
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
@@ -468,8 +470,11 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             anchor, offset, nu, s = passes.near_top(z, absolute, p)
             st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
         return _write_job(st, l2)
-    if job.action == BAND and st.pinned and st.nu >= 0.0:  # leave the band's anchor
-        st = _split(st, z)
+    if job.action == BAND and st.pinned:
+        if st.anchor != job.state.anchor:  # the step needs sums relative to another anchor
+            return _sums_job(st, l2, job.samples)
+        if st.nu >= 0.0:  # leave the band's anchor
+            st = _split(st, z)
     tau = st.anchor + st.offset
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
@@ -583,9 +588,12 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log,
         back = int(math.frexp(l2)[1])
         l2 = math.ldexp(l2, -back)
     job = _solve(kind, absolute, p, l2, tol, scaled, buffer, held, part, log)
-    write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
-    for i in range(z.size):
-        out[i] = math.ldexp(np.float64(scaled[i]), back)
+    if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
+        passes.write_copy(z, absolute, out)
+    else:
+        write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
+        for i in range(z.size):
+            out[i] = math.ldexp(np.float64(scaled[i]), back)
     report(job, kind, p, row)
     row[1] = math.ldexp(row[1], -shift)
     if kind <= m.SIMPLEX:

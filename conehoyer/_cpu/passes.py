@@ -11,7 +11,7 @@ import numpy as np
 from .._jit import kernel
 from . import simd
 
-BLOCK = 2048  # entries summed by the vector loops before a running sum is emptied
+BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
@@ -19,10 +19,13 @@ TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 @kernel
 def all_finite(z):
     """Whether no entry is NaN or infinite."""
-    bad = 0.0
-    for i in range(z.size):
-        bad = simd.accumulate(bad, 0.0 if abs(z[i]) < math.inf else 1.0)
-    return bad == 0.0
+    for begin in range(0, z.size, BLOCK):
+        bad = 0
+        for i in range(begin, min(begin + BLOCK, z.size)):
+            bad |= not abs(z[i]) < math.inf
+        if bad:
+            return False
+    return True
 
 
 @kernel
@@ -46,22 +49,36 @@ def largest(z, absolute):
 
 @kernel
 def sums(z, absolute, anchor, offset):
-    """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset."""
+    """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset.
+
+    NaN counts as inside, so that it reaches the sums.
+    """
+    far, edge = simd.splat_wide(anchor), simd.splat_wide(offset)
+    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
     nu, s, q = 0.0, 0.0, 0.0
-    for begin in range(0, z.size, BLOCK):
-        block = z[begin : min(begin + BLOCK, z.size)]
-        block_nu, block_s, block_q = 0.0, 0.0, 0.0
-        for i in range(block.size):
-            value = np.float64(block[i])
-            gap = (abs(value) if absolute else value) - anchor
-            inside = not (gap <= offset)  # NaN counts, so that it reaches the sums
-            gap = gap if inside else 0.0
-            block_nu = simd.accumulate(block_nu, 1.0 if inside else 0.0)
-            block_s = simd.accumulate(block_s, gap)
-            block_q = simd.accumulate(block_q, gap * gap)
-        nu += block_nu
-        s += block_s
-        q += block_q
+    whole = z.size // simd.WIDE * simd.WIDE
+    for begin in range(0, whole, BLOCK):
+        end = min(begin + BLOCK, whole)
+        counts, firsts, seconds = zero, zero, zero
+        for i in range(begin, end, simd.WIDE):
+            a = simd.load_wide(z, i)
+            if absolute:
+                a = simd.magnitude(a)
+            gap = simd.sub(a, far)
+            inside = simd.not_below(gap, edge)
+            counts = simd.where(inside, simd.add(counts, one), counts)
+            firsts = simd.where(inside, simd.add(firsts, gap), firsts)
+            seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+        nu += simd.total(counts)
+        s += simd.total(firsts)
+        q += simd.total(seconds)
+    for i in range(whole, z.size):
+        value = np.float64(z[i])
+        gap = (abs(value) if absolute else value) - anchor
+        if not gap <= offset:
+            nu += 1.0
+            s += gap
+            q += gap * gap
     return nu, s, q
 
 
@@ -124,8 +141,8 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
             stored += (not value <= lo) and not high
             gap = np.float64(value) - anchor if high else 0.0
             nu += 1.0 if high else 0.0
-            block_s = simd.accumulate(block_s, gap)
-            block_q = simd.accumulate(block_q, gap * gap)
+            block_s += gap
+            block_q += gap * gap
         s += block_s
         q += block_q
     return nu, s, q, stored
@@ -152,8 +169,8 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer, rare):
             gap0, gap1 = simd.sub(a0, vanchor), simd.sub(a1, vanchor)
             s0 = simd.where(high0, simd.add(s0, gap0), s0)
             s1 = simd.where(high1, simd.add(s1, gap1), s1)
-            q0 = simd.where(high0, simd.fma(gap0, gap0, q0), q0)
-            q1 = simd.where(high1, simd.fma(gap1, gap1, q1), q1)
+            q0 = simd.where(high0, simd.multiply_add(gap0, gap0, q0), q0)
+            q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
             nu += simd.count(high0)
             nu += simd.count(high1)
             inside = simd.either(in0, in1)
@@ -240,16 +257,38 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
 @kernel
 def write_tied(z, absolute, top, k, b, factor, out):
     """The first k entries that equal `top` become factor·(1, …, 1, b), the rest zero."""
-    seen = 0
+    top, factor, zero = z.dtype.type(top), z.dtype.type(factor), z.dtype.type(0)
+    seen, last = 0, 0
+    for begin in range(0, z.size, BLOCK):
+        part, target = z[begin : begin + BLOCK], out[begin : begin + BLOCK]
+        room = factor if seen < k else zero
+        count = 0
+        for i in range(part.size):
+            count += (abs(part[i]) if absolute else part[i]) == top
+        if seen < k <= seen + count:  # the k-th lies here: where?
+            for i in range(part.size):
+                seen += (abs(part[i]) if absolute else part[i]) == top
+                if seen == k:
+                    last = i
+                    break
+            write_top(part[: last + 1], absolute, top, factor, target[: last + 1])
+            target[last] = math.copysign(target[last] * z.dtype.type(b), target[last])
+            target[last + 1 :] = zero
+        else:
+            write_top(part, absolute, top, room, target)
+            seen += count
+
+
+@kernel
+def write_top(z, absolute, top, factor, out):
+    """`factor`, with the sign of z where `absolute`, where a equals `top`; else 0."""
+    zero = z.dtype.type(0)
     for i in range(z.size):
         value = z[i]
-        a = abs(value) if absolute else value
-        x = z.dtype.type(0)
-        if a == top and seen < k:
-            seen += 1
-            x = z.dtype.type(factor * b if seen == k else factor)
-            x = math.copysign(x, value) if absolute else x
-        out[i] = x
+        if absolute:
+            out[i] = math.copysign(factor, value) if abs(value) == top else zero
+        else:
+            out[i] = factor if value == top else zero
 
 
 @kernel

@@ -1,9 +1,10 @@
 """SIMD vectors for kernels: a few LLVM vector operations as Numba intrinsics.
 
 ``Vec`` is one 512-bit register of float64 or float32, ``Mask`` one bit a lane.  They
-exist for what the loop vectoriser cannot do: compressing the selected lanes of a
-register into memory.  ``COMPRESS`` says whether this machine has that instruction;
-where it is False (or the environment says ``CONEHOYER_SIMD=0``), callers use plain loops.
+exist for what the loop vectoriser does not do: sums whose order of additions is fixed,
+whatever is inlined where, and compressing the selected lanes of a register into memory.
+LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether
+this machine can compress; where it is False (or the environment says ``CONEHOYER_SIMD=0``), callers use plain loops.
 """
 
 import os
@@ -14,8 +15,7 @@ from numba.core import cgutils, config, types
 from numba.extending import intrinsic, models, register_model
 
 REGISTER_BITS = 512
-#: Reductions only; NaN and inf keep their meaning.
-REORDER = ("reassoc", "nsz", "contract")
+WIDE = 16
 
 
 def _has_compress() -> bool:
@@ -107,10 +107,31 @@ def load(typingctx, array, index):
 
 
 @intrinsic
+def load_wide(typingctx, array, index):
+    """``array[index:index + 16]`` as float64: sixteen lanes in two registers."""
+    narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_pointer(context, builder, array, args[0], args[1], narrow))
+        value.align = array.dtype.bitwidth // 8
+        return value if narrow == wide else builder.fpext(value, _llvm(wide))
+
+    return wide(array, index), codegen
+
+
+@intrinsic
+def splat_wide(typingctx, x):
+    """Sixteen lanes of the float64 `x`."""
+    return _splat(x, Vec(x, WIDE))
+
+
+@intrinsic
 def splat(typingctx, x):
     """A register with `x` in every lane."""
-    vec = _register(x)
+    return _splat(x, _register(x))
 
+
+def _splat(x, vec):
     def codegen(context, builder, signature, args):
         undefined = ir.Constant(_llvm(vec), ir.Undefined)
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), vec.lanes), [0] * vec.lanes)
@@ -149,11 +170,11 @@ both = _binary("and_", "The lanes set in both masks.")
 
 
 @intrinsic
-def fma(typingctx, a, b, c):
-    """a·b + c, rounded once."""
+def multiply_add(typingctx, a, b, c):
+    """a·b + c, rounded once where the machine can."""
 
     def codegen(context, builder, signature, args):
-        return _call(builder, _intrinsic_name("fma", a), _llvm(a), args)
+        return _call(builder, _intrinsic_name("fmuladd", a), _llvm(a), args)
 
     return a(a, a, a), codegen
 
@@ -227,25 +248,24 @@ def compress(typingctx, a, mask, array, index):
 
 @intrinsic
 def total(typingctx, a):
-    """Sum of the lanes, in float64."""
+    """Sum of the lanes in float64, as a tree: the order of the additions is fixed."""
 
     def codegen(context, builder, signature, args):
-        wide = Vec(types.float64, a.lanes)
-        value = args[0]
+        value, count = args[0], a.lanes
         if a.element != types.float64:
-            value = builder.fpext(value, _llvm(wide))
-        zero = ir.Constant(ir.DoubleType(), 0.0)
-        name = _intrinsic_name("vector.reduce.fadd", wide)
-        return _call(builder, name, zero.type, [zero, value], fastmath=REORDER)
+            value = builder.fpext(value, _llvm(Vec(types.float64, count)))
+        while count > 1:
+            count //= 2
+            undefined = ir.Constant(value.type, ir.Undefined)
+            halves = [
+                builder.shuffle_vector(
+                    value,
+                    undefined,
+                    ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(k, k + count))),
+                )
+                for k in (0, count)
+            ]
+            value = builder.fadd(*halves)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return types.float64(a), codegen
-
-
-@intrinsic
-def accumulate(typingctx, total, term):
-    """Scalar ``total + term`` that LLVM may reorder, so that a sum vectorises."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fadd(*args, flags=REORDER)
-
-    return total(total, total), codegen

@@ -1,0 +1,200 @@
+"""Print the ratios that the library promises, each beside its goal, without asv.
+
+    python asv_benchmarks/summary.py [--quick]
+
+An asterisk marks a number that misses its goal; n/a is no measurement (see the README).
+"""
+
+import argparse
+import importlib.util
+import sys
+import timeit
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+if importlib.util.find_spec("conehoyer") is None:  # not installed: take this checkout
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import bench_calls
+from benchmarks.common import (
+    DISTRIBUTIONS,
+    DTYPES,
+    EASY,
+    KEPT,
+    PARAMETERS,
+    ROWS,
+    SIZES,
+    Problem,
+    data,
+    floor_over_copyto,
+    require_processors,
+)
+
+import conehoyer
+
+FUNCTIONS = ("project_cai", "project_l1_ball")
+EASY_GOALS = dict(zip(SIZES, (2.5, 1.5, 1.3), strict=True))
+HARD_GOALS = dict(zip(SIZES, (4.0, 3.0, 3.0), strict=True))
+
+
+class Report:
+    """Prints rows of numbers, each row with its goal, and counts the goals that are met."""
+
+    def __init__(self, quick):
+        self.quick = quick
+        self.dtypes = ("float64",) if quick else DTYPES
+        self.seconds = 0.08 if quick else 0.15  # for one comparison
+        self.asked = self.met = 0
+
+    def title(self, text, columns=()):
+        print(f"\n{text}")
+        if columns:
+            print(" " * 52 + "".join(f"{column:>10} " for column in columns))
+
+    def row(self, label, measures, goal=None, at_least=False, form=".2f"):
+        """Call each of `measures`; their results are numbers, or Comparisons."""
+        print(f"  {label:50}", end="", flush=True)
+        references = []
+        for measure in measures:
+            try:
+                value = measure()
+            except NotImplementedError:
+                print(f"{'n/a':>10} ", end="", flush=True)
+                continue
+            if not isinstance(value, float):
+                references.append(value.reference)
+                value = value.ratio
+            missed = goal is not None and (value < goal if at_least else value > goal)
+            self.asked += goal is not None
+            self.met += goal is not None and not missed
+            print(f"{value:10{form}}{'*' if missed else ' '}", end="", flush=True)
+        if goal is not None:
+            print(f"  goal {'>=' if at_least else '<='} {goal:<4g}", end="")
+        print(f"  of {1e3 * min(references):.3g} ms" if references else "", flush=True)
+
+
+def over_floor(report, function, y, kept, threads=1, by_row=False):
+    require_processors(threads)
+    return Problem(function, y, kept).over_floor(report.seconds, threads, by_row)
+
+
+def the_floor(report):
+    report.title("The floor, bytes per second over np.copyto", [f"{n:,}" for n in SIZES])
+    for dtype in DTYPES:
+        measures = [partial(floor_over_copyto, n, dtype, report.seconds) for n in SIZES]
+        report.row(dtype, measures, 0.8, at_least=True)
+
+
+def one_worker(report):
+    for n in SIZES:
+        few = report.quick and n == max(SIZES)
+        report.title(f"One worker over the floor, n = {n:,}; nonzeros:", SHARES)
+        for distribution in ("gaussian",) if few else DISTRIBUTIONS:
+            drawn = data(distribution, n)
+            goal = (EASY_GOALS if distribution in EASY else HARD_GOALS)[n]
+            for dtype in report.dtypes:
+                y = drawn.astype(dtype, copy=False)
+                for function in FUNCTIONS:
+                    measures = [partial(over_floor, report, function, y, kept) for kept in KEPT]
+                    report.row(f"{function}  {distribution}  {dtype}", measures, goal)
+
+
+def two_workers(report):
+    report.title("Two workers over the floor with two threads; nonzeros:", SHARES)
+    cases = {
+        "n = 10,000,000": (max(SIZES), False),
+        "10,000 rows of 1,000": (ROWS, False),
+        "the same, floor row by row": (ROWS, True),
+    }
+    for name, (shape, by_row) in cases.items():
+        for dtype in report.dtypes:
+            y = data("gaussian", shape, dtype)
+            for function in FUNCTIONS:
+                measures = [
+                    partial(over_floor, report, function, y, kept, 2, by_row) for kept in KEPT
+                ]
+                # The stricter floor, row by row, is for information.
+                report.row(f"{function}  {name}  {dtype}", measures, None if by_row else 1.5)
+
+
+def classical(report):
+    """Against np.sort, Condat's algorithm and Hoyer's, in float64."""
+    drawn = {n: data("gaussian", n) for n in (SIZES[:2] if report.quick else SIZES)}
+    y = drawn[1_000_000]
+
+    def over_sort(function, kept):
+        return Problem(function, y, kept).over_sort(report.seconds)
+
+    def condat_over_sort(kept):
+        problem = Problem("project_l1_ball", y, kept)
+        return problem.over_sort_of_magnitudes(report.seconds, method="condat")
+
+    def condat_over_default(n, kept):
+        problem = Problem("project_l1_ball", drawn[n], kept)
+        return problem.method_over("condat", seconds=report.seconds)
+
+    def alternating_over(function, n, kept):
+        problem = Problem("project_hoyer", drawn[n], kept)
+        other = Problem(function, drawn[n], kept)
+        return problem.method_over("alternating", other, report.seconds)
+
+    report.title("Against the classical algorithms, float64; nonzeros:", SHARES)
+    for function in PARAMETERS:
+        measures = [partial(over_sort, function, kept) for kept in KEPT]
+        report.row(f"{function} over np.sort  1,000,000", measures, form=".3f")
+    for n in drawn:
+        measures = [partial(condat_over_default, n, kept) for kept in KEPT]
+        report.row(f"condat over newton  {n:,}", measures, 8, at_least=True, form=".1f")
+    for n in SIZES[:2]:
+        for function, name in (("project_hoyer", "cfp"), ("project_cai", "project_cai")):
+            measures = [partial(alternating_over, function, n, kept) for kept in KEPT]
+            report.row(f"alternating over {name}  {n:,}", measures, 10, at_least=True, form=".1f")
+    report.title("condat over np.sort(np.abs(y)), n = 1,000,000, float64")
+    for kept, goal in ((0.5, 3.5), (0.01, 2.0)):
+        report.row(f"{kept:.0%} nonzeros", [partial(condat_over_sort, kept)], goal)
+
+
+def microseconds(function, n):
+    """Time of a whole call that allocates its result: the median of nine."""
+    problem = bench_calls.small_problem(function, n)
+    timer = timeit.Timer(partial(problem.project, problem.y, problem.parameter))
+    return 1e6 * sorted(timer.repeat(9, 2000))[4] / 2000
+
+
+def calls(report):
+    report.title("A whole call, in µs; n:", [f"{n:,}" for n in bench_calls.SMALL])
+    for function in PARAMETERS:
+        report.row(function, [partial(microseconds, function, n) for n in bench_calls.SMALL])
+    report.title("Goals for calls")
+    for function in PARAMETERS:
+        report.row(f"{function}, n = 100, µs", [partial(microseconds, function, 100)], 10)
+    report.row(
+        "import conehoyer over NumPy, ms", [lambda: 1e3 * bench_calls.import_over_numpy()], 50
+    )
+    report.row("first call, warm cache, s", [partial(bench_calls.first_call, warm=True)], 1)
+    if not report.quick:
+        report.row("first call, cold cache, s", [partial(bench_calls.first_call, warm=False)])
+
+
+SHARES = [f"{kept:.1%}" for kept in KEPT]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer cases, shorter runs")
+    report = Report(parser.parse_args().quick)
+    start = perf_counter()
+    print(f"conehoyer {conehoyer.__version__} in {Path(conehoyer.__file__).parent}")
+    the_floor(report)
+    one_worker(report)
+    two_workers(report)
+    classical(report)
+    calls(report)
+    print(
+        f"\n{report.met} of {report.asked} numbers meet their goal; {perf_counter() - start:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
