@@ -98,7 +98,24 @@ def rows(s: Slices) -> np.ndarray:
         array = np.moveaxis(array, s.axis, -1).reshape(count, s.length)
     else:
         array = array.reshape(1, -1)
-    return np.ascontiguousarray(array, dtype=s.work)
+    result = np.ascontiguousarray(array, dtype=s.work)
+    return result if result.flags.writeable else _Borrowed.view(result)
+
+
+class _Borrowed:
+    """Read-only memory under a writable view: Numba compiles read-only arrays anew.
+
+    The kernels write the rows they read only where they are the output as well.
+    """
+
+    def __init__(self, owner):
+        address, _ = owner.__array_interface__["data"]
+        self.__array_interface__ = owner.__array_interface__ | {"data": (address, False)}
+        self.owner = owner
+
+    @classmethod
+    def view(cls, owner):
+        return np.asarray(cls(owner))
 
 
 class Target(NamedTuple):

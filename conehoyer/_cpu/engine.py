@@ -396,7 +396,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             edge = True
             bound = lo if tau < lo else hi
             st = _move(st, job.state.anchor, bound - job.state.anchor, True)
-        elif not two_sided and nu < 0.6 * candidates.size:
+        elif not two_sided and candidates.size > 256 and nu < 0.6 * candidates.size:
             keep = buffer.dtype.type(tau - abs(tau) * 1e-6)
             most = buffer.dtype.type(math.inf)
             _, _, _, stored = passes.band(
@@ -548,9 +548,12 @@ def prepare(kind, absolute, p, l2, z, buffer):
     return begin(kind, absolute, p, l2, z, buffer)
 
 
-@kernel
+@kernel(forceinline=True)
 def _solve(kind, absolute, p, l2, tol, z, buffer, held, part, log):
-    """Run the passes of one slice on one thread; returns the job that writes it."""
+    """Run the passes of one slice on one thread; returns the job that writes it.
+
+    Inlined: passing jobs between functions costs as much as a pass over 1000 entries.
+    """
     job = prepare(kind, absolute, p, l2, z, buffer)
     while job.action != WRITE:
         run_pass(job, absolute, z, buffer, part, 0, part.shape[0])
@@ -574,11 +577,16 @@ def report(job, kind, p, row):
 
 
 @kernel
-def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log, row):
-    """Project data whose squares over- or underflow, after scaling by a power of two."""
-    largest = max(passes.largest(z, True), 0.0)
-    shift = -int(math.frexp(largest)[1])
-    scaled = np.empty_like(z)
+def _needs_scaling(status, z):
+    """Whether squares or sums over- or underflow, although the data is finite."""
+    return status == m.RESCALE or (status == m.NONFINITE and passes.all_finite(z))
+
+
+@kernel
+def _scaled(kind, p, l2, z):
+    """The data times 2^shift, below 1, and p, l2 in that unit; the result's unit is 2^back."""
+    shift = -int(math.frexp(max(passes.largest(z, True), 0.0))[1])
+    scaled = np.empty(z.size, z.dtype)
     for i in range(z.size):
         scaled[i] = math.ldexp(np.float64(z[i]), shift)
     back = -shift
@@ -587,14 +595,18 @@ def _project_scaled(kind, absolute, p, l2, tol, z, out, buffer, held, part, log,
     elif kind == m.HOYER and l2 >= 0.0:
         back = int(math.frexp(l2)[1])
         l2 = math.ldexp(l2, -back)
-    job = _solve(kind, absolute, p, l2, tol, scaled, buffer, held, part, log)
+    return scaled, shift, back, p, l2
+
+
+@kernel
+def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
+    """Write and report what was computed on scaled data, in the data's own unit."""
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        write(job, kind, absolute, p, scaled, scaled, 0, part.shape[0])
+        write(job, kind, absolute, p, scaled, scaled, 0, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
-    report(job, kind, p, row)
     row[1] = math.ldexp(row[1], -shift)
     if kind <= m.SIMPLEX:
         row[2] = math.ldexp(row[2], -shift)
@@ -613,19 +625,18 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
     for r in range(first, last):
         z, target = x[r], out[r]
         buffer = target if whole else spare
-        job = _solve(kind, absolute, levels[r], norms[r], tol, z, buffer, held, part, log)
-        status = job.state.status
-        if status == m.NONFINITE and passes.all_finite(z):
-            status = m.RESCALE
-        if status == m.RESCALE:
-            spare2 = np.empty(n, x.dtype)
-            _project_scaled(
-                kind, absolute, levels[r], norms[r], tol, z, target, spare2, held, part, log,
-                info[r],
-            )  # fmt: skip
-        elif status == m.NONFINITE and strict:
-            info[r, 0] = m.NONFINITE
+        source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
+        attempt = 0
+        while True:
+            job = _solve(kind, absolute, p, l2, tol, source, buffer, held, part, log)
+            attempt += 1
+            if attempt == 2 or not _needs_scaling(job.state.status, z):
+                break
+            source, shift, back, p, l2 = _scaled(kind, p, l2, z)
+        report(job, kind, p, info[r])
+        if attempt == 2:
+            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
+        elif job.state.status == m.NONFINITE and strict:
             return
         else:
-            write(job, kind, absolute, levels[r], z, target, 0, part.shape[0])
-            report(job, kind, levels[r], info[r])
+            write(job, kind, absolute, p, z, target, 0, part.shape[0])

@@ -4,7 +4,8 @@
 exist for what the loop vectoriser does not do: sums whose order of additions is fixed,
 whatever is inlined where, and compressing the selected lanes of a register into memory.
 LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether
-this machine can compress; where it is False (or the environment says ``CONEHOYER_SIMD=0``), callers use plain loops.
+this machine can compress; where it is False (or the environment says
+``CONEHOYER_SIMD=0``), callers use plain loops.
 """
 
 import os
