@@ -1,6 +1,9 @@
 """Choosing a level: from a number of nonzeros, or from Hoyer's sparseness."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _checks
 from . import _math as m
@@ -8,7 +11,7 @@ from ._cpu import engine, passes
 from .scores import hoyer_score
 
 
-def level_for_nnz(x, nnz, *, axis=-1):
+def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any:
     """The largest level at which `project_cai` leaves at most `nnz` nonzeros.
 
     Parameters
@@ -92,7 +95,7 @@ def _level_of_row(z, k, tol):
         margin = max(2.0 * margin, 2.0**-53)
 
 
-def level_for_sparseness(sparseness, n):
+def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
     """The level, ``(‖x‖₁/‖x‖₂)²``, of vectors with a given Hoyer sparseness.
 
     Parameters

@@ -1,6 +1,9 @@
 """Scores of sparsity."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _checks
 from ._cpu import scores as kernels
@@ -30,7 +33,9 @@ def _shaped(s, values, keepdims):
     return values[()]
 
 
-def cai_score(x, *, axis=-1, keepdims=False, workers=None):
+def cai_score(
+    x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
+) -> Any:
     """Cone alignment index: the squared sum over the sum of squares.
 
     ``(Σx)²/Σx²`` of each slice: n cos² of the angle to the diagonal, n for a constant
@@ -81,7 +86,9 @@ def cai_score(x, *, axis=-1, keepdims=False, workers=None):
     return _score(x, axis, keepdims, workers, False)[1]
 
 
-def hoyer_score(x, *, axis=-1, keepdims=False, workers=None):
+def hoyer_score(
+    x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
+) -> Any:
     """Hoyer score: the squared ratio of the l1 norm to the l2 norm.
 
     ``(‖x‖₁/‖x‖₂)²`` of each slice, the `cai_score` of ``|x|``: 1 for one nonzero entry,
@@ -131,7 +138,9 @@ def hoyer_score(x, *, axis=-1, keepdims=False, workers=None):
     return _score(x, axis, keepdims, workers, True)[1]
 
 
-def hoyer_sparseness(x, *, axis=-1, keepdims=False, workers=None):
+def hoyer_sparseness(
+    x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
+) -> Any:
     """Hoyer's sparseness, between 0 and 1.
 
     ``(√n − ‖x‖₁/‖x‖₂)/(√n − 1)`` of each slice: 0 if all entries have the same magnitude,
@@ -186,7 +195,13 @@ def hoyer_sparseness(x, *, axis=-1, keepdims=False, workers=None):
     return np.where(score == 0.0, 1.0, sparseness)[()]
 
 
-def gsp_score(x, *, axis=-1, keepdims=False, workers=None):
+def gsp_score(
+    x: Any,
+    *,
+    axis: int | None = -1,
+    keepdims: bool = False,
+    workers: int | None = None,
+) -> Any:
     """Mean Hoyer sparseness of a group of vectors.
 
     Parameters
