@@ -1,0 +1,55 @@
+"""The band pass in registers against the plain loop, and the sums against NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from conehoyer._cpu import passes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("rare", [True, False])
+@pytest.mark.parametrize("n", [1, 31, 1000, 5000])
+@pytest.mark.parametrize(("lo", "hi"), [(0.5, 0.7), (0.5, math.inf), (0.6, 0.6), (-9.0, 9.0)])
+def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
+    rng = np.random.default_rng(n)
+    z = rng.standard_normal(n).astype(dtype)
+    z[rng.integers(0, n, 3)] = dtype(lo)  # on the edge: not inside
+    anchor, lo, hi = dtype(0.6), dtype(lo), dtype(hi)
+    fast, plain = np.empty_like(z), np.empty_like(z)
+    got = passes.band(z, absolute, anchor, lo, hi, fast, rare)
+    expected = passes.band_plain(z, absolute, np.float64(anchor), lo, hi, plain)
+    assert got[0] == expected[0]
+    assert got[3] == expected[3]
+    np.testing.assert_allclose(got[1:3], expected[1:3], rtol=1e-5 if dtype == np.float32 else 1e-13)
+    # the order may differ, the entries may not
+    np.testing.assert_array_equal(np.sort(fast[: got[3]]), np.sort(plain[: got[3]]))
+    a = np.abs(z) if absolute else z
+    assert got[0] == np.count_nonzero(a > hi)
+    assert got[3] == np.count_nonzero((a > lo) & (a <= hi))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_band_stores_nan(dtype):
+    z = np.zeros(4096, dtype)
+    z[[7, 3000]] = np.nan
+    buffer = np.empty_like(z)
+    for hi in (dtype(2), dtype(np.inf)):
+        stored = passes.band(z, True, dtype(1), dtype(1), hi, buffer, True)[3]
+        assert stored == 2
+        assert np.isnan(buffer[:2]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 1023, 1025, 100_003])
+def test_sums(dtype, n):
+    z = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    for offset in (0.0, 0.3, -math.inf):
+        nu, s, q = passes.sums(z, True, 0.5, offset)
+        gap = np.abs(z.astype(np.longdouble)) - 0.5
+        gap = gap[gap > offset]
+        assert nu == gap.size
+        assert s == pytest.approx(float(gap.sum()), rel=1e-13, abs=1e-12)
+        assert q == pytest.approx(float((gap**2).sum()), rel=1e-13)
