@@ -187,7 +187,7 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
     count = 1 if s.axis is None else math.prod(s.batch)
-    if type(value) is float or type(value) is int:
+    if isinstance(value, float) or type(value) is int:  # np.float64 is a float as well
         if not low <= value <= high:
             raise ValueError(f"{name} must be {what}, got {value!r}")
         return np.full(count, value, FLOAT64)

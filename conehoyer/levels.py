@@ -1,5 +1,6 @@
 """Choosing a level: from a number of nonzeros, or from Hoyer's sparseness."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
 
 def hoyer_ratio(sparseness, n):
     """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness."""
-    root = np.sqrt(n)
+    root = math.sqrt(n) if isinstance(n, int) else np.sqrt(n)
     return root - sparseness * (root - 1.0)
 
 

@@ -289,7 +289,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             f"sparseness={sparseness!r}, l1={l1!r}, l2={l2!r}"
         )
     if l1 is None:
-        if norms is None and type(sparseness) is float and 0.0 < sparseness < 1.0:
+        if norms is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
             # The usual call, without the array arithmetic that costs more than the kernel.
             level = float(hoyer_ratio(sparseness, n)) ** 2
             count = math.prod(s.batch)
