@@ -61,7 +61,7 @@ def condat_threshold(a, count, radius, heap):
         live = live[:kept]
     # The running mean has lost digits; the support has not.
     size, total, _ = passes.sums(live, False, rho, -math.inf)
-    return rho, (total - radius) / size, live.size
+    return rho, m.newton_offset(m.L1, radius, size, total, 0.0), live.size
 
 
 @kernel
@@ -78,7 +78,7 @@ def sorted_threshold(a, radius):
         size = k
     anchor = np.float64(a[n - size])
     _, total, _ = passes.sums(a[n - size :], False, anchor, -math.inf)
-    return anchor, (total - radius) / size, size
+    return anchor, m.newton_offset(m.L1, radius, size, total, 0.0), size
 
 
 @kernel

@@ -5,9 +5,10 @@ and a few thousand entries), `run_pass` and `write` do the work on chunks of the
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
 
-The usual course on a long slice: a sample gives τ and its standard error; one pass sums
-what lies above the band τ ± 3.5 errors and stores what lies inside it; the few stored
-entries then give τ exactly; one pass writes.  Where the sample misleads, the band's sums
+The usual course on a long slice: a small sample gives τ and its standard error; one pass
+sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
+heads of the chunks, which are a larger sample and allow a narrower band for the rest; the
+few stored entries then give τ exactly; one pass writes.  Where the sample misleads, the band's sums
 are still exact at its edges, and the search goes on from there with plain passes.
 """
 

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from .. import _math as m
 from .._jit import kernel
 from . import simd
 
@@ -117,7 +118,7 @@ def near_top(z, absolute, radius):
     offset = -radius
     nu, s, _ = sums(z, absolute, top, offset)
     for _ in range(100):
-        offset, before = (s - radius) / nu, nu
+        offset, before = m.newton_offset(m.L1, radius, nu, s, 0.0), nu
         nu, s, _ = sums(z, absolute, top, offset)
         if nu == before:
             break
