@@ -94,6 +94,26 @@ def newton_offset(kind, p, nu, s, q):
 
 
 @register_jitable
+def tail_guess(kind, p, nu, s, q):
+    """Where τ lies if the entries above 0 follow a generalised Pareto distribution.
+
+    The family holds the exponential (shape 0) and the uniform distribution (shape 1), and
+    what lies above a threshold stays in it; its shape and scale come from S and Q.  Only
+    for CAI and L1, from the sums at τ = 0; a guess, right or left of τ*.
+    """
+    ratio = min(s * s / (nu * q), 0.95)
+    shape = (ratio - 0.5) / (1.0 - ratio)
+    if abs(shape) < 1e-6:
+        shape = 1e-6
+    unit = s / nu * (1.0 + shape)
+    if kind == L1:
+        power = shape / (1.0 + shape) * math.log(p / s)
+    else:
+        power = shape * math.log(p / (nu * ratio))
+    return -unit / shape * math.expm1(power)
+
+
+@register_jitable
 def equality_holds(kind, p, l2, tol, s, q):
     """Whether Σa, Σa² over all entries already meet an equality constraint."""
     if kind == SIMPLEX:

@@ -43,8 +43,8 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
     `nnz` largest; where rounding would let that entry in, the level is lowered by the
     least power of two of its last bit that keeps it out, which the projection itself is
-    asked for.  O(n) a slice.  If at least `nnz` entries tie at the top the level is `nnz`
-    (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
+    asked for.  O(n) a slice.  If at least `nnz` entries tie at the top the level starts at
+    `nnz` (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
     wanted the level is n.
 
     Examples
@@ -78,14 +78,16 @@ def _level_of_row(z, k, tol):
     a = np.abs(z)
     top = a.max()
     if np.count_nonzero(a == top) >= k:
-        return float(k)
-    edge = float(np.partition(a, n - k - 1)[n - k - 1])
-    gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
-    level = float(hoyer_score(gaps))
+        level = float(k)
+    else:
+        edge = float(np.partition(a, n - k - 1)[n - k - 1])
+        gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
+        level = float(hoyer_score(gaps))
     out, info = np.empty((1, n), z.dtype), np.zeros((1, 4))
     margin = 0.0
     while True:
-        # Rounding may let the entry at the edge in: ask the projection itself.
+        # Rounding, or the slack of "already feasible", may let the entry at the edge in:
+        # ask the projection itself.
         trial = max(level * (1.0 - margin), 1.0)
         engine.project_rows(
             m.CAI, True, np.array([trial]), np.zeros(1), tol, True, z[None], out, True,

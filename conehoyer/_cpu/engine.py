@@ -25,6 +25,7 @@ CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
+GUESS_FROM = 64  # from here on their second τ is guessed, from the sums of the first pass
 RUN = 16  # the sample consists of short runs: each costs a cache miss
 WIDTH = 3.5  # half width of the band, in standard errors
 MOST_RUNS = 4096
@@ -463,6 +464,16 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         st = m.advance(kind, p, tol, st, nu, s, q)
         if st.passes <= log.size:
             log[st.passes - 1] = nu
+        short = GUESS_FROM <= z.size < SAMPLE_FROM
+        if short and st.status == m.GO and st.passes == 1 and (kind == m.L1 or kind == m.CAI):
+            if not 1e-200 < q < 1e200 and p > 1e-100 * s:
+                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+            newton, guess = st.anchor + st.offset, m.tail_guess(kind, p, nu, s, q)
+            if newton < guess < math.inf and not st.pinned:
+                # Kept: what lies above a point well left of the guess.
+                lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
+                st = _move(st, guess, 0.0, False)
+                return _band_job(st, lo, math.inf, False, l2, job.samples, ALL)
     if st.status != m.GO:
         rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
         if st.status == m.SOFT and rough:

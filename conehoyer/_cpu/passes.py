@@ -57,11 +57,11 @@ def sums(z, absolute, anchor, offset):
     far, edge = simd.splat_wide(anchor), simd.splat_wide(offset)
     zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
     nu, s, q = 0.0, 0.0, 0.0
-    whole = z.size // simd.WIDE * simd.WIDE
-    for begin in range(0, whole, BLOCK):
-        end = min(begin + BLOCK, whole)
+    for begin in range(0, z.size, BLOCK):
+        end = min(begin + BLOCK, z.size)
+        whole = end // simd.WIDE * simd.WIDE
         counts, firsts, seconds = zero, zero, zero
-        for i in range(begin, end, simd.WIDE):
+        for i in range(begin, whole, simd.WIDE):
             a = simd.load_wide(z, i)
             if absolute:
                 a = simd.magnitude(a)
@@ -70,16 +70,19 @@ def sums(z, absolute, anchor, offset):
             counts = simd.where(inside, simd.add(counts, one), counts)
             firsts = simd.where(inside, simd.add(firsts, gap), firsts)
             seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+        if whole < end:
+            valid = simd.first_lanes(end - whole)
+            a = simd.load_part(z, whole, valid)
+            if absolute:
+                a = simd.magnitude(a)
+            gap = simd.sub(a, far)
+            inside = simd.both(simd.not_below(gap, edge), valid)
+            counts = simd.where(inside, simd.add(counts, one), counts)
+            firsts = simd.where(inside, simd.add(firsts, gap), firsts)
+            seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
         nu += simd.total(counts)
         s += simd.total(firsts)
         q += simd.total(seconds)
-    for i in range(whole, z.size):
-        value = np.float64(z[i])
-        gap = (abs(value) if absolute else value) - anchor
-        if not gap <= offset:
-            nu += 1.0
-            s += gap
-            q += gap * gap
     return nu, s, q
 
 

@@ -112,12 +112,44 @@ def load_wide(typingctx, array, index):
     """``array[index:index + 16]`` as float64: sixteen lanes in two registers."""
     narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
 
+
     def codegen(context, builder, signature, args):
         value = builder.load(_pointer(context, builder, array, args[0], args[1], narrow))
         value.align = array.dtype.bitwidth // 8
         return value if narrow == wide else builder.fpext(value, _llvm(wide))
 
     return wide(array, index), codegen
+
+
+@intrinsic
+def load_part(typingctx, array, index, mask):
+    """`load_wide` of the lanes in `mask`; nothing else is read, the other lanes are 0."""
+    narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, array, args[0], args[1], narrow)
+        name = f"llvm.masked.load.v{WIDE}f{array.dtype.bitwidth}.p0"
+        align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
+        zeros = ir.Constant(_llvm(narrow), None)
+        value = _call(builder, name, _llvm(narrow), [pointer, align, args[2], zeros])
+        return value if narrow == wide else builder.fpext(value, _llvm(wide))
+
+    return wide(array, index, mask), codegen
+
+
+@intrinsic
+def first_lanes(typingctx, count):
+    """The mask of the first `count` of sixteen lanes."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(64), WIDE)
+        undefined = ir.Constant(kind, ir.Undefined)
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE)
+        first = builder.insert_element(undefined, args[0], ir.Constant(ir.IntType(32), 0))
+        index = ir.Constant(kind, list(range(WIDE)))
+        return builder.icmp_signed("<", index, builder.shuffle_vector(first, undefined, zeros))
+
+    return Mask(WIDE)(types.int64), codegen
 
 
 @intrinsic
