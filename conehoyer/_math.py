@@ -151,7 +151,7 @@ def midpoint(lo, hi):
 
 
 @register_jitable
-def _drowned(level, nu, mean, var):
+def drowned(level, nu, mean, var):
     """Whether var = Q/ν − mean² has lost too many digits for the Newton step.
 
     Where the anchor is about as far from the mean as τ will be, the loss is harmless: it
@@ -225,7 +225,7 @@ def advance(kind, p, tol, st, nu, s, q):
     if cone and nu > 0.0:
         mean = s / nu
         var = q / nu - mean * mean
-        if _drowned(p, nu, mean, var) and passes < MAX_PASSES:
+        if drowned(p, nu, mean, var) and passes < MAX_PASSES:
             closer = anchor + mean
             if closer != anchor:
                 shift = closer - anchor

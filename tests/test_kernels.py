@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from conehoyer import _math as m
 from conehoyer._cpu import passes
 
 
@@ -19,7 +20,10 @@ def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
     z[rng.integers(0, n, 3)] = dtype(lo)  # on the edge: not inside
     anchor, lo, hi = dtype(0.6), dtype(lo), dtype(hi)
     fast, plain = np.empty_like(z), np.empty_like(z)
-    got = passes.band(z, absolute, anchor, lo, hi, fast, rare)
+    if rare and hi < math.inf:
+        got = passes.band_rare(z, absolute, anchor, lo, hi, fast, passes.marks_for(n))
+    else:
+        got = passes.band(z, absolute, anchor, lo, hi, fast, rare)
     expected = passes.band_plain(z, absolute, np.float64(anchor), lo, hi, plain)
     assert got[0] == expected[0]
     assert got[3] == expected[3]
@@ -35,10 +39,16 @@ def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
 def test_band_stores_nan(dtype):
     z = np.zeros(4096, dtype)
     z[[7, 3000]] = np.nan
-    buffer = np.empty_like(z)
-    for hi in (dtype(2), dtype(np.inf)):
-        stored = passes.band(z, True, dtype(1), dtype(1), hi, buffer, True)[3]
-        assert stored == 2
+    buffer, marks = np.empty_like(z), passes.marks_for(z.size)
+    one, two, most = dtype(1), dtype(2), dtype(np.inf)
+    calls = (
+        lambda: passes.band(z, True, one, one, two, buffer, False),
+        lambda: passes.band(z, True, one, one, most, buffer, True),
+        lambda: passes.band_rare(z, True, one, one, two, buffer, marks),
+    )
+    for call in calls:
+        buffer[:] = 0.0
+        assert call()[3] == 2
         assert np.isnan(buffer[:2]).all()
 
 
@@ -53,3 +63,32 @@ def test_sums(dtype, n):
         assert nu == gap.size
         assert s == pytest.approx(float(gap.sum()), rel=1e-13, abs=1e-12)
         assert q == pytest.approx(float((gap**2).sum()), rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 15, 16, 33, 5000])
+def test_finite_and_largest(dtype, n):
+    rng = np.random.default_rng(n)
+    z = rng.standard_normal(n).astype(dtype)
+    assert passes.all_finite(z)
+    assert passes.largest(z, True) == np.abs(z).max()
+    assert passes.largest(z, False) == z.max()
+    for bad in (np.nan, np.inf, -np.inf):
+        for place in {0, n // 2, n - 1}:
+            spoiled = z.copy()
+            spoiled[place] = bad
+            assert not passes.all_finite(spoiled)
+            if np.isnan(bad) and n > 1:  # NaN is passed over
+                assert passes.largest(spoiled, False) == np.nanmax(spoiled)
+
+
+@pytest.mark.parametrize("kind", [m.L1, m.CAI])
+@pytest.mark.parametrize("name", ["exponential", "uniform"])
+def test_the_guess_is_right_for_its_own_family(kind, name):
+    # Quantiles of the exact distribution; the threshold that keeps a tenth of them.
+    u = (np.arange(100_000) + 0.5) / 100_000
+    a = -np.log(u) if name == "exponential" else u
+    tau = np.quantile(a, 0.9)
+    d = np.maximum(a - tau, 0.0)
+    p = d.sum() if kind == m.L1 else d.sum() ** 2 / (d @ d)
+    assert m.tail_guess(kind, p, a.size, a.sum(), a @ a) == pytest.approx(tau, rel=1e-3)

@@ -85,6 +85,15 @@ def _plain_job(st, z, l2, samples):
 
 
 @kernel
+def _sums_near(st, z, l2, samples):
+    """The sums near the state's τ, where the data's own precision will do: an empty band."""
+    if z.itemsize == 8:
+        return _sums_job(st, l2, samples)
+    tau = np.float64(z.dtype.type(st.anchor + st.offset))
+    return _band_job(_move(st, tau, 0.0, False), tau, tau, True, l2, samples, ALL)
+
+
+@kernel
 def _write_job(st, l2):
     """The verdict is known."""
     return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
@@ -168,9 +177,16 @@ def _influence(kind, p, st, weight):
 
 
 @kernel
+def _moved(linear, square, s, q):
+    """α·Σd − β·Σd²; without squares, which may overflow, where β is 0."""
+    return linear * s - square * q if square > 0.0 else linear * s
+
+
+@kernel
 def _standard_error(kind, p, sample, weight, theta, st):
     """Standard error of the estimated τ, from the spread between runs of the sample."""
     linear, square = _influence(kind, p, st, weight)
+    unit = st.s / st.nu  # lest squares overflow
     total, squares = 0.0, 0.0
     for j in range(sample.size // RUN):
         run = sample[j * RUN : (j + 1) * RUN]
@@ -180,10 +196,10 @@ def _standard_error(kind, p, sample, weight, theta, st):
             nu, s, q = passes.sums(run, False, st.anchor, theta - st.anchor)
             known_s, known_q = m.sums_at(nu, s, q, st.offset)
             sd, qd = sd - known_s, qd - known_q
-        influence = linear * sd - square * qd
+        influence = _moved(linear, square, sd, qd) / unit
         total += influence
         squares += influence * influence
-    return math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
+    return unit * math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
 
 
 @kernel
@@ -209,9 +225,9 @@ def _count_between(z, lo, hi):
 
 
 @kernel
-def _rare(z, inside):
-    """Whether a fraction `inside` in the band rarely meets two registers."""
-    return inside * (128 // z.itemsize) < 0.05
+def _rare(z, hi, inside):
+    """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
+    return inside < 0.02 if hi < math.inf else inside * (128 // z.itemsize) < 0.05
 
 
 @kernel
@@ -234,22 +250,26 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         return plain
     real = z.dtype.type
+    tau = guess.anchor + guess.offset
     if few:
         lo = np.float64(real(_upper_edge(sample, 1.5 * FEW, 3.0 * FEW)))
         hi = math.inf
         start = _move(st, lo, 0.0, False)
     else:
-        tau = guess.anchor + guess.offset
         error = WIDTH * _standard_error(kind, p, sample, weight, known.theta, guess)
         lo, hi = np.float64(real(tau - error)), np.float64(real(tau + error))
         start = _move(st, np.float64(real(tau)), 0.0, True)
     inside = _count_between(sample, lo, hi) / sample.size
     if not (lo > st.lo and lo < hi) or inside > 0.4:
+        if hi < math.inf and st.lo < tau < st.hi:  # too wide a band, but the best τ known
+            if hi - lo < 0.1 * tau:  # many entries are nearly equal: Newton does the rest
+                samples = MOST_SAMPLES
+            return _sums_near(_move(st, tau, 0.0, False), z, job.l2, samples)
         return plain
     section = ALL
     if known.theta == math.inf and z.size >= HEADS_FROM:
         section = HEADS
-    return _band_job(start, lo, hi, _rare(z, inside), job.l2, samples, section)
+    return _band_job(start, lo, hi, _rare(z, hi, inside), job.l2, samples, section)
 
 
 @kernel
@@ -270,6 +290,8 @@ def run_pass(job, absolute, z, buffer, part, first, last):
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
+    few = job.action == BAND and job.rare and job.hi < math.inf
+    marks = passes.marks_for(CHUNK if few else 0)
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.section == HEADS:
@@ -280,6 +302,11 @@ def run_pass(job, absolute, z, buffer, part, first, last):
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
+        elif few:
+            nu, s, q, stored = passes.band_rare(
+                chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
+                buffer[place:], marks,
+            )  # fmt: skip
         else:
             nu, s, q, stored = passes.band(
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
@@ -308,18 +335,23 @@ def _collect(job, buffer, part):
 
 @kernel
 def _heads_error(kind, p, st, candidates, part, n, seen):
-    """`_standard_error`, where each head is a run and only its band has been stored."""
+    """`_standard_error`, where each head is a run and only its band has been stored.
+
+    Infinite where a single head makes most of it: then it is no estimate.
+    """
     linear, square = _influence(kind, p, st, n / seen)
-    mean = (linear * st.s - square * st.q) / n
-    squares, begin = 0.0, 0
+    mean = _moved(linear, square, st.s, st.q) / n
+    unit = st.s / st.nu  # lest squares overflow
+    squares, most, begin = 0.0, 0.0, 0
     for c in range(part.shape[0]):
         segment = candidates[begin : begin + int(part[c, 3])]
         begin += segment.size
         nu, s, q = passes.sums(segment, False, st.anchor, st.offset)
         sd, qd = m.sums_at(nu + part[c, 0], s + part[c, 1], q + part[c, 2], st.offset)
-        influence = linear * sd - square * qd - mean * min(HEAD, n - c * CHUNK)
+        influence = (_moved(linear, square, sd, qd) - mean * min(HEAD, n - c * CHUNK)) / unit
         squares += influence * influence
-    return math.sqrt(squares)
+        most = max(most, influence * influence)
+    return unit * math.sqrt(squares) if most < 0.25 * squares else math.inf
 
 
 @kernel
@@ -334,22 +366,27 @@ def _after_heads(job, kind, p, z, buffer, part, held):
     weight = z.size / seen
     anchor, lo, hi, rare = st.anchor, job.lo, job.hi, job.rare
     guess = _move(m.start(kind), anchor, 0.0, True)
-    while guess.status == m.GO and guess.passes < m.NEWTON_PASSES and guess.anchor == anchor:
-        nu1, s1, q1 = passes.sums(candidates, False, anchor, guess.offset)
+    free = hi == math.inf  # nothing has been summed yet: the anchor may move
+    while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
+        if guess.anchor != anchor and not free:
+            break
+        nu1, s1, q1 = passes.sums(candidates, False, guess.anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
-    if guess.status == m.SOFT and guess.nu >= FEW * weight:
+    error = math.inf
+    if guess.status == m.SOFT:
         error = WIDTH * _heads_error(kind, p, guess, candidates, part, z.size, seen)
-        tau = anchor + guess.offset
+    if guess.nu >= FEW * weight:
+        tau = guess.anchor + guess.offset
         below, top = np.float64(real(tau - error)), np.float64(real(tau + error))
         if lo < below < top < hi:
-            if hi == math.inf:  # nothing has been summed yet: the anchor may move
+            if free:
                 anchor = np.float64(real(tau))
             lo, hi = below, top
             st = _move(st, anchor, tau - anchor, True)
-            rare = _rare(z, _count_between(candidates, lo, hi) / seen)
-    elif guess.status == m.SOFT and hi == math.inf:
+            rare = _rare(z, hi, _count_between(candidates, lo, hi) / seen)
+    elif error < math.inf and free:
         edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
         if edge > lo:
             lo, rare = edge, True
@@ -433,6 +470,15 @@ def _too_rough(kind, p, z, nu):
 
 
 @kernel
+def _anchor_too_far(level, known):
+    """Whether the spread of what was summed drowns in its distance from the anchor."""
+    if known.nu == 0.0:
+        return False
+    mean = known.s / known.nu
+    return m.drowned(level, known.nu, mean, known.q / known.nu - mean * mean)
+
+
+@kernel
 def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     """Add up the pass's results and choose the next job.
 
@@ -483,15 +529,18 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
         return _write_job(st, l2)
     if job.action == BAND and st.pinned:
-        if st.anchor != job.state.anchor:  # the step needs sums relative to another anchor
-            return _sums_job(st, l2, job.samples)
-        if st.nu >= 0.0:  # leave the band's anchor
+        if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
+        elif kind >= m.CAI and _anchor_too_far(p, known):
+            return _sums_job(st, l2, job.samples)
+        else:  # only the band pinned it
+            st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        return _band_job(st, lo, math.inf, _rare(z, known.nu / z.size), l2, job.samples, ALL)
+        rare = _rare(z, math.inf, known.nu / z.size)
+        return _band_job(st, lo, math.inf, rare, l2, job.samples, ALL)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):

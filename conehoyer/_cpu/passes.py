@@ -20,11 +20,19 @@ TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 @kernel
 def all_finite(z):
     """Whether no entry is NaN or infinite."""
-    for begin in range(0, z.size, BLOCK):
-        bad = 0
-        for i in range(begin, min(begin + BLOCK, z.size)):
-            bad |= not abs(z[i]) < math.inf
-        if bad:
+    width = simd.lanes(z)
+    whole = z.size // width * width
+    for begin in range(0, whole, BLOCK):
+        end = min(begin + BLOCK, whole)
+        infinite = simd.splat(z.dtype.type(math.inf))
+        bad = simd.above(infinite, infinite)
+        for i in range(begin, end, width):
+            # "not less than infinity" holds for NaN as well
+            bad = simd.either(bad, simd.not_less(simd.magnitude(simd.load(z, i)), infinite))
+        if simd.any_lane(bad):
+            return False
+    for i in range(whole, z.size):
+        if not abs(z[i]) < math.inf:
             return False
     return True
 
@@ -40,9 +48,16 @@ def nonnegative(z):
 
 @kernel
 def largest(z, absolute):
-    """The largest a."""
-    top = -math.inf
-    for i in range(z.size):
+    """The largest a; NaN is passed over."""
+    tops = simd.splat_wide(-math.inf)
+    whole = z.size // simd.WIDE * simd.WIDE
+    for i in range(0, whole, simd.WIDE):
+        a = simd.load_wide(z, i)
+        if absolute:
+            a = simd.magnitude(a)
+        tops = simd.where(simd.above(a, tops), a, tops)
+    top = simd.peak(tops)
+    for i in range(whole, z.size):
         a = np.float64(abs(z[i]) if absolute else z[i])
         top = a if a > top else top
     return top
@@ -153,8 +168,8 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
 
 
 @kernel
-def _band_blocks(z, absolute, anchor, lo, hi, buffer, rare):
-    """`band_plain` on whole blocks, in registers; `rare`: few entries lie in the band."""
+def _band_blocks(z, absolute, anchor, lo, hi, buffer):
+    """`band_plain` on whole blocks, in registers."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     width = simd.lanes(z)
@@ -177,20 +192,89 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer, rare):
             q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
             nu += simd.count(high0)
             nu += simd.count(high1)
-            inside = simd.either(in0, in1)
-            if rare and not simd.any_lane(inside):
-                continue
             if simd.any_lane(simd.both(in0, in1)):
                 simd.compress(a0, in0, buffer, stored)
                 stored += simd.count(in0)
                 simd.compress(a1, in1, buffer, stored)
                 stored += simd.count(in1)
             else:  # usually no lane is taken twice: compress both registers at once
+                inside = simd.either(in0, in1)
                 simd.compress(simd.where(in0, a0, a1), inside, buffer, stored)
                 stored += simd.count(inside)
         s += simd.total(simd.add(s0, s1))
         q += simd.total(simd.add(q0, q1))
     return float(nu), s, q, stored
+
+
+@kernel
+def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
+    """`_band_blocks` where few entries lie inside: first marked, then picked one by one.
+
+    No branch depends on single registers, which cost a misprediction for each entry.
+    """
+    vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
+    zero = simd.splat(lo - lo)
+    width = simd.lanes(z)
+    length = 64 * width
+    s, q = 0.0, 0.0
+    high, inside = marks[0], marks[1]
+    for block in range(z.size // length):
+        part = z[block * length : (block + 1) * length]
+        s0, s1, q0, q1 = zero, zero, zero, zero
+        for i in range(0, 64, 2):
+            a0, a1 = simd.load(part, i * width), simd.load(part, (i + 1) * width)
+            if absolute:
+                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+            high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
+            gap0, gap1 = simd.sub(a0, vanchor), simd.sub(a1, vanchor)
+            s0 = simd.where(high0, simd.add(s0, gap0), s0)
+            s1 = simd.where(high1, simd.add(s1, gap1), s1)
+            q0 = simd.where(high0, simd.multiply_add(gap0, gap0, q0), q0)
+            q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
+            place = block * 64 + i
+            simd.store_mask(high0, high, place)
+            simd.store_mask(high1, high, place + 1)
+            simd.store_mask(simd.not_below(a0, vlo), inside, place)
+            simd.store_mask(simd.not_below(a1, vlo), inside, place + 1)
+        s += simd.total(simd.add(s0, s1))
+        q += simd.total(simd.add(q0, q1))
+    nu, stored = _pick(z, high, inside, marks[2], buffer)
+    if absolute:
+        for i in range(stored):
+            buffer[i] = abs(buffer[i])
+    return nu, s, q, stored
+
+
+@kernel
+def _pick(z, high, inside, places, buffer):
+    """Store the entries whose bits differ between `high` and `inside`.
+
+    Returns how many bits `high` has, and how many entries were stored.
+    """
+    none, one, last = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
+    nu, found, stored = 0, 0, 0
+    words = z.size // 64
+    for b in range(words):
+        nu += simd.ones(high[b])
+    for b in range(words):  # the words with a bit set, side by side
+        word = high[b] ^ inside[b]
+        inside[found], places[found] = word, np.uint64(b)
+        found += word != none
+    for j in range(found):
+        word = inside[j]
+        begin = 64 * np.int64(places[j])
+        part = z[begin : begin + 64]
+        place, stored = stored, stored + simd.ones(word)
+        buffer[place] = part[simd.lowest(word)]
+        word &= word - one
+        # A second one without asking; where there is none it will be overwritten.
+        buffer[place + 1] = part[simd.lowest(word | last)]
+        word &= word - one
+        while word != none:
+            place += 1
+            buffer[place + 1] = part[simd.lowest(word)]
+            word &= word - one
+    return float(nu), stored
 
 
 @kernel
@@ -212,26 +296,42 @@ def _collect_blocks(z, absolute, lo, buffer, rare):
     return stored
 
 
+@kernel
+def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
+    """Add what is left of the slice after the whole blocks."""
+    if z.size > 0:
+        nu1, s1, q1, more = band_plain(z, absolute, np.float64(anchor), lo, hi, buffer[stored:])
+        return nu + nu1, s + s1, q + q1, stored + more
+    return nu, s, q, stored
+
+
 if simd.COMPRESS:
 
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer, rare):
-        """`band_plain`, in registers where the machine can compress them."""
-        step = 64 * simd.lanes(z)
-        if hi == math.inf:
-            step = 2 * simd.lanes(z)
+        """`band_plain`, in registers where the machine can compress them.
+
+        `rare`: few entries lie in the band.  Only used for hi = inf, see `band_rare`.
+        """
+        step = 64 * simd.lanes(z) if hi < math.inf else 2 * simd.lanes(z)
         whole = z.size // step * step
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
             stored = _collect_blocks(z[:whole], absolute, lo, buffer, rare)
         else:
-            nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer, rare)
-        if whole < z.size:
-            nu1, s1, q1, more = band_plain(
-                z[whole:], absolute, np.float64(anchor), lo, hi, buffer[stored:]
-            )
-            return nu + nu1, s + s1, q + q1, stored + more
-        return nu, s, q, stored
+            nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
+        return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
+
+    @kernel
+    def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
+        """`band` where few entries lie inside; `marks` is scratch, see `marks_for`.
+
+        `buffer` must not be `z`.
+        """
+        step = 64 * simd.lanes(z)
+        whole = z.size // step * step
+        nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
+        return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
 else:
 
@@ -239,6 +339,17 @@ else:
     def band(z, absolute, anchor, lo, hi, buffer, rare):
         """`band_plain`: this machine has no vector compression."""
         return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
+
+    @kernel
+    def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
+        """`band_plain`: this machine has no vector compression."""
+        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
+
+
+@kernel
+def marks_for(n):
+    """Scratch for `band_rare` on at most n entries."""
+    return np.empty((3, n // 64), np.uint64)
 
 
 @kernel

@@ -112,7 +112,6 @@ def load_wide(typingctx, array, index):
     """``array[index:index + 16]`` as float64: sixteen lanes in two registers."""
     narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
 
-
     def codegen(context, builder, signature, args):
         value = builder.load(_pointer(context, builder, array, args[0], args[1], narrow))
         value.align = array.dtype.bitwidth // 8
@@ -233,6 +232,16 @@ def not_below(typingctx, a, b):
 
 
 @intrinsic
+def not_less(typingctx, a, b):
+    """The lanes with not (a < b): NaN counts."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fcmp_unordered(">=", *args)
+
+    return Mask(a.lanes)(a, a), codegen
+
+
+@intrinsic
 def where(typingctx, mask, a, b):
     """Lanes of a where the mask is set, of b elsewhere."""
 
@@ -265,6 +274,42 @@ def any_lane(typingctx, mask):
 
 
 @intrinsic
+def store_mask(typingctx, mask, words, index):
+    """Store the bits of the `index`-th mask in an array of uint64, lowest bits first."""
+
+    def codegen(context, builder, signature, args):
+        bits = ir.IntType(mask.lanes)
+        data = builder.bitcast(
+            context.make_array(words)(context, builder, args[1]).data, bits.as_pointer()
+        )
+        store = builder.store(builder.bitcast(args[0], bits), builder.gep(data, [args[2]]))
+        store.align = mask.lanes // 8
+        return context.get_dummy_value()
+
+    return types.void(mask, words, index), codegen
+
+
+@intrinsic
+def ones(typingctx, word):
+    """Number of bits set."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def lowest(typingctx, word):
+    """Place of the lowest bit set; 64 where there is none."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
 def compress(typingctx, a, mask, array, index):
     """Store the selected lanes at ``array[index:]``; a full register is written."""
 
@@ -279,26 +324,44 @@ def compress(typingctx, a, mask, array, index):
     return types.void(a, mask, array, index), codegen
 
 
+def _tree(builder, value, count, join):
+    """Join the lanes' two halves until one lane is left."""
+    while count > 1:
+        count //= 2
+        undefined = ir.Constant(value.type, ir.Undefined)
+        low, high = (
+            builder.shuffle_vector(
+                value,
+                undefined,
+                ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(k, k + count))),
+            )
+            for k in (0, count)
+        )
+        value = join(low, high)
+    return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+
 @intrinsic
 def total(typingctx, a):
     """Sum of the lanes in float64, as a tree: the order of the additions is fixed."""
 
     def codegen(context, builder, signature, args):
-        value, count = args[0], a.lanes
+        value = args[0]
         if a.element != types.float64:
-            value = builder.fpext(value, _llvm(Vec(types.float64, count)))
-        while count > 1:
-            count //= 2
-            undefined = ir.Constant(value.type, ir.Undefined)
-            halves = [
-                builder.shuffle_vector(
-                    value,
-                    undefined,
-                    ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(k, k + count))),
-                )
-                for k in (0, count)
-            ]
-            value = builder.fadd(*halves)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+            value = builder.fpext(value, _llvm(Vec(types.float64, a.lanes)))
+        return _tree(builder, value, a.lanes, builder.fadd)
 
     return types.float64(a), codegen
+
+
+@intrinsic
+def peak(typingctx, a):
+    """The largest lane; no lane may be NaN."""
+
+    def codegen(context, builder, signature, args):
+        def larger(low, high):
+            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
+
+        return _tree(builder, args[0], a.lanes, larger)
+
+    return a.element(a), codegen
