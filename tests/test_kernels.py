@@ -20,10 +20,10 @@ def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
     z[rng.integers(0, n, 3)] = dtype(lo)  # on the edge: not inside
     anchor, lo, hi = dtype(0.6), dtype(lo), dtype(hi)
     fast, plain = np.empty_like(z), np.empty_like(z)
-    if rare and hi < math.inf:
+    if rare:
         got = passes.band_rare(z, absolute, anchor, lo, hi, fast, passes.marks_for(n))
     else:
-        got = passes.band(z, absolute, anchor, lo, hi, fast, rare)
+        got = passes.band(z, absolute, anchor, lo, hi, fast)
     expected = passes.band_plain(z, absolute, np.float64(anchor), lo, hi, plain)
     assert got[0] == expected[0]
     assert got[3] == expected[3]
@@ -42,9 +42,10 @@ def test_band_stores_nan(dtype):
     buffer, marks = np.empty_like(z), passes.marks_for(z.size)
     one, two, most = dtype(1), dtype(2), dtype(np.inf)
     calls = (
-        lambda: passes.band(z, True, one, one, two, buffer, False),
-        lambda: passes.band(z, True, one, one, most, buffer, True),
+        lambda: passes.band(z, True, one, one, two, buffer),
+        lambda: passes.band(z, True, one, one, most, buffer),
         lambda: passes.band_rare(z, True, one, one, two, buffer, marks),
+        lambda: passes.band_rare(z, True, one, one, most, buffer, marks),
     )
     for call in calls:
         buffer[:] = 0.0

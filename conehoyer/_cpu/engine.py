@@ -5,11 +5,16 @@ and a few thousand entries), `run_pass` and `write` do the work on chunks of the
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
 
+On a short slice the first pass takes the sums at τ = 0 and guesses τ from them; a second
+one collects what lies above a point well left of the guess; Newton steps on those entries
+end it.
+
 The usual course on a long slice: a small sample gives τ and its standard error; one pass
 sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
 heads of the chunks, which are a larger sample and allow a narrower band for the rest; the
-few stored entries then give τ exactly; one pass writes.  Where the sample misleads, the band's sums
-are still exact at its edges, and the search goes on from there with plain passes.
+few stored entries then give τ exactly; one pass writes.  Where less than 2 % lie above the
+band it has no upper edge.  Where the sample misleads, the band's sums are still exact at
+its edges, and the search goes on from there with another sample and plain passes.
 """
 
 import math
@@ -225,9 +230,9 @@ def _count_between(z, lo, hi):
 
 
 @kernel
-def _rare(z, hi, inside):
+def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    return inside < 0.02 if hi < math.inf else inside * (128 // z.itemsize) < 0.05
+    return inside < 0.02 and z.size >= SAMPLE_FROM
 
 
 @kernel
@@ -269,7 +274,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     section = ALL
     if known.theta == math.inf and z.size >= HEADS_FROM:
         section = HEADS
-    return _band_job(start, lo, hi, _rare(z, hi, inside), job.l2, samples, section)
+    return _band_job(start, lo, hi, _rare(z, inside), job.l2, samples, section)
 
 
 @kernel
@@ -290,7 +295,7 @@ def run_pass(job, absolute, z, buffer, part, first, last):
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
-    few = job.action == BAND and job.rare and job.hi < math.inf
+    few = job.action == BAND and job.rare
     marks = passes.marks_for(CHUNK if few else 0)
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
@@ -310,7 +315,7 @@ def run_pass(job, absolute, z, buffer, part, first, last):
         else:
             nu, s, q, stored = passes.band(
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
-                buffer[place:], job.rare,
+                buffer[place:],
             )  # fmt: skip
         part[c, 0], part[c, 1], part[c, 2] = nu, s, q
         part[c, 3], part[c, 4] = stored, place
@@ -337,12 +342,13 @@ def _collect(job, buffer, part):
 def _heads_error(kind, p, st, candidates, part, n, seen):
     """`_standard_error`, where each head is a run and only its band has been stored.
 
-    Infinite where a single head makes most of it: then it is no estimate.
+    Infinite where a single head makes most of it: then it is no estimate.  Also returns
+    whether the support is spread over the heads.
     """
     linear, square = _influence(kind, p, st, n / seen)
     mean = _moved(linear, square, st.s, st.q) / n
     unit = st.s / st.nu  # lest squares overflow
-    squares, most, begin = 0.0, 0.0, 0
+    squares, most, crowd, begin = 0.0, 0.0, 0.0, 0
     for c in range(part.shape[0]):
         segment = candidates[begin : begin + int(part[c, 3])]
         begin += segment.size
@@ -351,7 +357,9 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
         influence = (_moved(linear, square, sd, qd) - mean * min(HEAD, n - c * CHUNK)) / unit
         squares += influence * influence
         most = max(most, influence * influence)
-    return unit * math.sqrt(squares) if most < 0.25 * squares else math.inf
+        crowd = max(crowd, nu + part[c, 0])
+    error = unit * math.sqrt(squares) if most < 0.25 * squares else math.inf
+    return error, crowd < 0.25 * st.nu * seen / n
 
 
 @kernel
@@ -374,26 +382,29 @@ def _after_heads(job, kind, p, z, buffer, part, held):
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
-    error = math.inf
+    error, spread = math.inf, False
     if guess.status == m.SOFT:
-        error = WIDTH * _heads_error(kind, p, guess, candidates, part, z.size, seen)
+        error, spread = _heads_error(kind, p, guess, candidates, part, z.size, seen)
+        error *= WIDTH
     if guess.nu >= FEW * weight:
         tau = guess.anchor + guess.offset
         below, top = np.float64(real(tau - error)), np.float64(real(tau + error))
-        if lo < below < top < hi:
+        share = (nu + _count_between(candidates, below, math.inf)) / seen
+        if free and lo < below < top and _rare(z, share):  # so few that they need no upper edge
+            lo, rare = below, True
+            st = _move(st, np.float64(real(tau)), 0.0, False)
+        elif lo < below < top < hi:
             if free:
                 anchor = np.float64(real(tau))
             lo, hi = below, top
             st = _move(st, anchor, tau - anchor, True)
-            rare = _rare(z, hi, _count_between(candidates, lo, hi) / seen)
-    elif error < math.inf and free:
+            rare = _rare(z, _count_between(candidates, lo, hi) / seen)
+    elif spread and free:
         edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
         if edge > lo:
             lo, rare = edge, True
             st = _move(st, edge, 0.0, False)
-    nu1, s1, q1, kept = passes.band(
-        candidates, False, real(anchor), real(lo), real(hi), held, False
-    )
+    nu1, s1, q1, kept = passes.band(candidates, False, real(anchor), real(lo), real(hi), held)
     above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
     return Job(BAND, st, lo, hi, rare, job.l2, job.samples, TAILS, above, kept)
 
@@ -439,7 +450,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             keep = buffer.dtype.type(tau - abs(tau) * 1e-6)
             most = buffer.dtype.type(math.inf)
             _, _, _, stored = passes.band(
-                candidates, False, buffer.dtype.type(0.0), keep, most, candidates, False
+                candidates, False, buffer.dtype.type(0.0), keep, most, candidates
             )
             candidates = buffer[:stored]
         elif two_sided and not narrowed and not edge and candidates.size > 512:
@@ -455,7 +466,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             if right and low < tau:
                 real = buffer.dtype.type
                 _, _, _, stored = passes.band(
-                    candidates, False, real(st.anchor), real(low), real(high), candidates, False
+                    candidates, False, real(st.anchor), real(low), real(high), candidates
                 )
                 candidates = buffer[:stored]
                 nu0, s0, q0 = nu + nu0, s + s0, q + q0
@@ -539,7 +550,7 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        rare = _rare(z, math.inf, known.nu / z.size)
+        rare = _rare(z, known.nu / z.size)
         return _band_job(st, lo, math.inf, rare, l2, job.samples, ALL)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)

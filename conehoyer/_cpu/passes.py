@@ -278,7 +278,7 @@ def _pick(z, high, inside, places, buffer):
 
 
 @kernel
-def _collect_blocks(z, absolute, lo, buffer, rare):
+def _collect_blocks(z, absolute, lo, buffer):
     """The stored part of `band_plain` for hi = inf, on whole blocks, in registers."""
     vlo = simd.splat(lo)
     width = simd.lanes(z)
@@ -288,11 +288,30 @@ def _collect_blocks(z, absolute, lo, buffer, rare):
         if absolute:
             a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
         in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
-        if not rare or simd.any_lane(simd.either(in0, in1)):
-            simd.compress(a0, in0, buffer, stored)
-            stored += simd.count(in0)
-            simd.compress(a1, in1, buffer, stored)
-            stored += simd.count(in1)
+        simd.compress(a0, in0, buffer, stored)
+        stored += simd.count(in0)
+        simd.compress(a1, in1, buffer, stored)
+        stored += simd.count(in1)
+    return stored
+
+
+@kernel
+def _collect_rare_blocks(z, absolute, lo, buffer, marks):
+    """`_collect_blocks` where few entries lie above lo."""
+    vlo = simd.splat(lo)
+    width = simd.lanes(z)
+    high, inside = marks[0], marks[1]
+    for i in range(z.size // width):
+        a = simd.load(z, i * width)
+        if absolute:
+            a = simd.magnitude(a)
+        simd.store_mask(simd.not_below(a, vlo), inside, i)
+    for i in range(z.size // 64):
+        high[i] = 0
+    _, stored = _pick(z, high, inside, marks[2], buffer)
+    if absolute:
+        for i in range(stored):
+            buffer[i] = abs(buffer[i])
     return stored
 
 
@@ -308,16 +327,13 @@ def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
 if simd.COMPRESS:
 
     @kernel
-    def band(z, absolute, anchor, lo, hi, buffer, rare):
-        """`band_plain`, in registers where the machine can compress them.
-
-        `rare`: few entries lie in the band.  Only used for hi = inf, see `band_rare`.
-        """
+    def band(z, absolute, anchor, lo, hi, buffer):
+        """`band_plain`, in registers where the machine can compress them."""
         step = 64 * simd.lanes(z) if hi < math.inf else 2 * simd.lanes(z)
         whole = z.size // step * step
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
-            stored = _collect_blocks(z[:whole], absolute, lo, buffer, rare)
+            stored = _collect_blocks(z[:whole], absolute, lo, buffer)
         else:
             nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
@@ -330,13 +346,17 @@ if simd.COMPRESS:
         """
         step = 64 * simd.lanes(z)
         whole = z.size // step * step
-        nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
+        nu, s, q, stored = 0.0, 0.0, 0.0, 0
+        if hi == math.inf:
+            stored = _collect_rare_blocks(z[:whole], absolute, lo, buffer, marks)
+        else:
+            nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
 else:
 
     @kernel
-    def band(z, absolute, anchor, lo, hi, buffer, rare):
+    def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`: this machine has no vector compression."""
         return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
 
