@@ -12,7 +12,7 @@ end it.
 The usual course on a long slice: a small sample gives τ and its standard error; one pass
 sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
 heads of the chunks, which are a larger sample and allow a narrower band for the rest; the
-few stored entries then give τ exactly; one pass writes.  Where less than 2 % lie above the
+few stored entries then give τ exactly; one pass writes.  Where less than 3 % lie above the
 band it has no upper edge.  Where the sample misleads, the band's sums are still exact at
 its edges, and the search goes on from there with another sample and plain passes.
 """
@@ -232,7 +232,7 @@ def _count_between(z, lo, hi):
 @kernel
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    return inside < 0.02 and z.size >= SAMPLE_FROM
+    return inside < 0.03 and z.size >= SAMPLE_FROM
 
 
 @kernel

@@ -265,14 +265,14 @@ def _pick(z, high, inside, places, buffer):
         begin = 64 * np.int64(places[j])
         part = z[begin : begin + 64]
         place, stored = stored, stored + simd.ones(word)
-        buffer[place] = part[simd.lowest(word)]
-        word &= word - one
-        # A second one without asking; where there is none it will be overwritten.
-        buffer[place + 1] = part[simd.lowest(word | last)]
-        word &= word - one
+        # Three without asking; what is not there will be overwritten by the next word.
+        for k in range(3):
+            buffer[place + k] = part[simd.lowest(word | last)]
+            word &= word - one
+        place += 3
         while word != none:
+            buffer[place] = part[simd.lowest(word)]
             place += 1
-            buffer[place + 1] = part[simd.lowest(word)]
             word &= word - one
     return float(nu), stored
 
