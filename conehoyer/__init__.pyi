@@ -2,6 +2,9 @@ from ._results import ConvergenceWarning as ConvergenceWarning
 from ._results import ProjectionInfo as ProjectionInfo
 from ._threads import get_workers as get_workers
 from ._threads import set_workers as set_workers
+from .bilevel import BilevelInfo as BilevelInfo
+from .bilevel import level_for_groups as level_for_groups
+from .bilevel import project_bilevel as project_bilevel
 from .levels import level_for_nnz as level_for_nnz
 from .levels import level_for_sparseness as level_for_sparseness
 from .projections import project_cai as project_cai

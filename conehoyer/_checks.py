@@ -102,6 +102,11 @@ def rows(s: Slices) -> np.ndarray:
     return result if result.flags.writeable else _Borrowed.view(result)
 
 
+def borrowed(array) -> np.ndarray:
+    """A writable view of read-only memory, for kernels that only read it."""
+    return _Borrowed.view(array)
+
+
 class _Borrowed:
     """Read-only memory under a writable view: Numba compiles read-only arrays anew.
 
@@ -186,7 +191,16 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 
 def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
-    count = 1 if s.axis is None else math.prod(s.batch)
+    if s.axis is not None and np.ndim(value) == s.array.ndim > 0 and not isinstance(value, float):
+        array = np.asarray(value)
+        if array.shape[s.axis] == 1:
+            value = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True
+    return per_batch(value, name, s.batch, low, high, what)
+
+
+def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
+    """A parameter broadcast over the batch's shape, as a float64 vector, checked for its range."""
+    count = math.prod(batch)
     if isinstance(value, float) or type(value) is int:  # np.float64 is a float as well
         if not low <= value <= high:
             raise ValueError(f"{name} must be {what}, got {value!r}")
@@ -198,13 +212,11 @@ def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray
     good = (array >= low) & (array <= high)
     if not good.all():
         raise ValueError(f"{name} must be {what}, got {array[~good].flat[0]}")
-    if s.axis is not None and array.ndim == s.array.ndim > 0 and array.shape[s.axis] == 1:
-        array = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True
     try:
-        array = np.broadcast_to(array, s.batch)
+        array = np.broadcast_to(array, batch)
     except ValueError:
         raise ValueError(
-            f"{name} must broadcast to the slices' shape {s.batch}, got shape {np.shape(value)}"
+            f"{name} must broadcast to the slices' shape {batch}, got shape {np.shape(value)}"
         ) from None
     return np.ascontiguousarray(array).reshape(count)
 

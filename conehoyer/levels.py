@@ -66,11 +66,11 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
         raise ValueError("x must be finite, got NaN or inf")
     result = np.empty(len(z))
     for r in range(len(z)):
-        result[r] = _level_of_row(z[r], int(counts[r]), s.slack)
+        result[r] = level_of_norms(z[r], int(counts[r]), s.slack)
     return result.reshape(s.batch)[()]
 
 
-def _level_of_row(z, k, tol):
+def level_of_norms(z, k, tol):
     """The largest level whose computed projection has at most k nonzeros."""
     n = z.size
     if np.count_nonzero(z) <= k:

@@ -196,9 +196,21 @@ def _binary(name, doc):
 
 add = _binary("fadd", "a + b, lane by lane.")
 sub = _binary("fsub", "a − b, lane by lane.")
+multiply = _binary("fmul", "a · b, lane by lane.")
 differ = _binary("xor", "The lanes in which two masks differ.")
 either = _binary("or_", "The lanes set in either mask.")
 both = _binary("and_", "The lanes set in both masks.")
+
+
+@intrinsic
+def widen(typingctx, a):
+    """The lanes as float64."""
+    wide = Vec(types.float64, a.lanes)
+
+    def codegen(context, builder, signature, args):
+        return args[0] if a == wide else builder.fpext(args[0], _llvm(wide))
+
+    return wide(a), codegen
 
 
 @intrinsic

@@ -1,0 +1,246 @@
+"""Groups of the entries of a matrix, and how matrices reach the kernels."""
+
+import math
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _checks
+from ._cpu import groups as kernels
+from ._cpu import passes
+from ._threads import run_split
+
+INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
+PARALLEL_FROM = 1 << 17  # entries below which one thread is faster
+_NO_LABELS = np.empty((0, 0), np.intp)
+
+
+class Matrices(NamedTuple):
+    """An input array, seen as matrices in its last two axes."""
+
+    array: np.ndarray
+    dtype: np.dtype  # of the result
+    work: np.dtype  # of the computation
+    batch: tuple[int, ...]
+    turned: bool  # the kernels see the transposed matrices
+
+    @property
+    def slack(self) -> float:
+        """Relative slack of the feasibility test."""
+        return _checks.Slices(self.array, None, self.dtype, self.work, (), self.array.size).slack
+
+
+class Groups(NamedTuple):
+    """A partition of the entries of a matrix, as the kernels see it."""
+
+    kind: int
+    height: int
+    width: int
+    labels: np.ndarray  # LABELS: the group of each entry
+    shape: tuple[int, ...]  # of the groups, as the caller sees them
+    whole: bool  # labels of x's full shape: one projection of everything
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+
+def matrices(x) -> Matrices:
+    """Check the data argument."""
+    s = _checks.slices(x, None)
+    array = s.array
+    if array.ndim < 2:
+        raise ValueError(f"x must have at least two dimensions, got shape {array.shape}")
+    turned = not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
+    return Matrices(array, s.dtype, s.work, array.shape[:-2], turned)
+
+
+def stacked(array, x: Matrices) -> np.ndarray:
+    """View an array of x's shape as C-contiguous (batch, M, N) matrices, if its memory allows."""
+    if x.turned:
+        array = array.swapaxes(-1, -2)
+    return array.reshape((math.prod(x.batch), *array.shape[-2:]))
+
+
+def source(x: Matrices) -> np.ndarray:
+    """The matrices that the kernels read; the input's memory if it can."""
+    array = np.ascontiguousarray(stacked(x.array, x), dtype=x.work)
+    return array if array.flags.writeable else _checks.borrowed(array)
+
+
+def target(x: Matrices, given, read, out, overwrite_x):
+    """Choose where the result goes: the matrices to read and to write, and the array returned."""
+    if out is None and overwrite_x and given is x.array and _usable(given, x):
+        if np.shares_memory(read, given):
+            out = given
+    if out is None:
+        out = np.empty_like(x.array, dtype=x.dtype, subok=False)
+        overlap = False
+    else:
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
+        if out.shape != x.array.shape:
+            raise ValueError(f"out must have the result's shape {x.array.shape}, got {out.shape}")
+        if out.dtype != x.dtype:
+            raise ValueError(f"out must have the result's dtype {x.dtype}, got {out.dtype}")
+        if not out.flags.writeable:
+            raise ValueError("out must be writable, got a read-only array")
+        overlap = np.may_share_memory(read, out)
+    turned = out.swapaxes(-1, -2) if x.turned else out
+    if out.dtype == x.work and out.dtype.isnative and turned.flags.c_contiguous:
+        write = stacked(out, x)
+        if overlap and read.__array_interface__["data"] != write.__array_interface__["data"]:
+            read = read.copy()
+        return read, write, out
+    if overlap:
+        read = read.copy()
+    return read, np.empty_like(read), out
+
+
+def _usable(array, x):
+    return array.flags.writeable and array.dtype == x.dtype and array.dtype.isnative
+
+
+def deliver(x: Matrices, write, out) -> np.ndarray:
+    """Copy the matrices into the result where they are not its own memory."""
+    if not np.may_share_memory(write, out):
+        moved = out.swapaxes(-1, -2) if x.turned else out
+        moved[...] = write.reshape(moved.shape)
+    return out
+
+
+def parse(groups, x: Matrices) -> Groups:
+    """Check the argument `groups` and describe it to the kernels."""
+    rows, columns = x.array.shape[-2:]
+    if isinstance(groups, str):
+        if groups == "columns":
+            return _blocks(rows, 1, (columns,), x)
+        if groups == "rows":
+            return _blocks(1, columns, (rows,), x)
+        if groups == "diagonals":
+            count = max(rows + columns - 1, 0)
+            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), False)
+        raise ValueError(
+            "groups must be 'columns', 'rows', 'diagonals', a block shape or labels, "
+            f"got {groups!r}"
+        )
+    if isinstance(groups, tuple) and len(groups) == 2 and not np.iterable(groups[0]):
+        try:
+            height, width = (operator.index(side) for side in groups)
+        except TypeError:
+            raise TypeError(f"groups: a block shape must be two integers, got {groups!r}") from None
+        if height < 1 or width < 1:
+            raise ValueError(f"groups: the sides of a block must be >= 1, got {groups!r}")
+        shape = (-(-rows // height), -(-columns // width))
+        return _blocks(height, width, shape, x)
+    return _labels(groups, x)
+
+
+def _blocks(height, width, shape, x):
+    rows, columns = x.array.shape[-2:]
+    height, width = max(min(height, rows), 1), max(min(width, columns), 1)
+    if x.turned:
+        height, width = width, height
+    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, False)
+
+
+def _labels(groups, x):
+    labels = np.asarray(groups)
+    if labels.dtype.kind not in "iu":
+        raise TypeError(
+            "groups must be 'columns', 'rows', 'diagonals', a block shape or integer labels, "
+            f"got {type(groups).__name__} of dtype {labels.dtype}"
+        )
+    matrix, full = x.array.shape[-2:], x.array.shape
+    if labels.shape not in (matrix, full):
+        raise ValueError(f"groups: labels must have shape {matrix} or {full}, got {labels.shape}")
+    if labels.size and labels.min() < 0:
+        raise ValueError(f"groups: labels must be >= 0, got {labels.min()}")
+    count = int(labels.max()) + 1 if labels.size else 0
+    if count > max(8 * labels.size, 1 << 16):
+        raise ValueError(f"groups: labels must be numbered from 0 on, got {count - 1}")
+    whole = labels.ndim > 2 or (labels.shape == full and not x.batch)
+    if x.turned:
+        labels = labels.swapaxes(-1, -2)
+    labels = np.ascontiguousarray(labels.reshape(-1, labels.shape[-1]), dtype=np.intp)
+    return Groups(kernels.LABELS, 1, 1, labels, (count,), whole and bool(x.batch))
+
+
+def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
+    """Norms of the groups of `z` in the kernels' order, for `unit` times z; and the unit.
+
+    The unit is 1 unless sums over- or underflow.  NaN or infinite where z is not finite.
+    """
+    args = groups.kind, groups.height, groups.width, groups.labels
+    count = kernels.pieces_of(groups.kind, groups.height, z.shape[0])
+    shape = count, across(groups, z)
+    workers = workers if z.size >= PARALLEL_FROM else 1
+    if inner == kernels.LINF:
+        result = np.empty(groups.count, z.dtype)
+        bits, mask = bit_patterns(z)
+        tops = np.empty(shape, bits.dtype)
+        run_split(lambda i, j: kernels.max_pieces(bits, mask, *args, tops, i, j), count, workers)
+        kernels.join(tops.view(z.dtype), groups.kind, groups.height, result, True)
+        return result, 1.0
+    squares = inner == kernels.L2
+    result = np.empty(groups.count)
+    sums = np.empty(shape)
+    unit = 1.0
+    while True:
+        run_split(
+            lambda i, j, unit=unit: kernels.sum_pieces(
+                z, squares, z.dtype.type(unit), *args, sums, i, j
+            ),
+            count, workers,
+        )  # fmt: skip
+        kernels.join(sums, groups.kind, groups.height, result, False)
+        top = result.max(initial=0.0)
+        if unit != 1.0 or kernels.in_range(top, z):
+            break
+        # The sums over- or underflow, or there is nothing but zeros, or NaN.
+        largest = passes.largest(z.reshape(-1), True)
+        if not 0.0 < largest < math.inf or not passes.all_finite(z.reshape(-1)):
+            break
+        unit = math.ldexp(1.0, min(-math.frexp(largest)[1], 1000 if z.itemsize == 8 else 100))
+    return (np.sqrt(result) if squares else result), unit
+
+
+def bit_patterns(z):
+    """The numbers' bits as integers, and the mask that drops the sign."""
+    if z.dtype == np.float64:
+        return z.view(np.int64), np.int64((1 << 63) - 1)
+    return z.view(np.int32), np.int32((1 << 31) - 1)
+
+
+def across(groups, z):
+    """Number of groups in one row of blocks."""
+    return -(-z.shape[1] // groups.width) if groups.kind == kernels.BLOCKS else groups.count
+
+
+def to_caller(values, groups: Groups, x: Matrices) -> np.ndarray:
+    """Values of the groups of one matrix, from the kernels' order to the caller's."""
+    if x.turned and groups.kind == kernels.DIAGONALS:
+        return values[::-1]
+    if x.turned and groups.kind == kernels.BLOCKS and len(groups.shape) == 2:
+        return values.reshape(groups.shape[::-1]).T
+    return values.reshape(groups.shape)
+
+
+def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
+    """For each entry whether its group was kept; broadcasts against x."""
+    rows, columns = x.array.shape[-2:]
+    if groups.kind == kernels.LABELS:
+        labels = groups.labels
+        if groups.whole:
+            labels = labels.reshape(x.array.swapaxes(-1, -2).shape if x.turned else x.array.shape)
+        labels = labels.swapaxes(-1, -2) if x.turned else labels
+        return kept[..., labels]
+    if groups.kind == kernels.DIAGONALS:
+        return kept[..., np.arange(columns) - np.arange(rows)[:, None] + rows - 1]
+    if len(groups.shape) == 2:
+        height, width = (groups.width, groups.height) if x.turned else (groups.height, groups.width)
+        wide = np.repeat(np.repeat(kept, height, axis=-2), width, axis=-1)
+        return wide[..., :rows, :columns]
+    by_columns = (groups.height if x.turned else groups.width) == 1
+    return kept[..., None, :] if by_columns else kept[..., :, None]

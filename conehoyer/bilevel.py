@@ -1,0 +1,355 @@
+"""Structured sparsity: whole columns, rows, diagonals or blocks of a matrix set to zero."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _checks, _groups
+from . import _math as m
+from ._cpu import groups as kernels
+from ._cpu import passes
+from ._groups import INNER
+from ._threads import resolve_workers, run_split
+from .levels import level_of_norms
+from .projections import not_finite
+
+
+@dataclass(frozen=True)
+class BilevelInfo:
+    """How a bilevel projection went.
+
+    Attributes
+    ----------
+    radii : ndarray of float64, shape (..., *groups)
+        Bound on the norm of each group, 0 for the groups that were set to zero.  The
+        groups' axes: (N,) for columns, (M,) for rows, (M + N − 1,) for diagonals,
+        (⌈M/r⌉, ⌈N/c⌉) for blocks, (largest label + 1,) for labels.
+    kept : ndarray of bool, shape (..., *groups)
+        Whether the group was kept.
+    mask : ndarray of bool
+        The same for each entry; broadcasts against the data.
+    threshold : float or ndarray of float64
+        The soft threshold τ on the groups' norms.
+    level : float or ndarray of float64
+        The Hoyer score of the result's norms (`level`), or their sum (`radius`).
+    """
+
+    radii: NDArray[np.float64]
+    kept: NDArray[np.bool_]
+    mask: NDArray[np.bool_]
+    threshold: float | NDArray[np.float64]
+    level: float | NDArray[np.float64]
+
+
+def project_bilevel(
+    x: ArrayLike,
+    level: ArrayLike | None = None,
+    *,
+    radius: ArrayLike | None = None,
+    groups: Any = "columns",
+    inner: str = "linf",
+    feasible: bool = False,
+    out: np.ndarray | None = None,
+    overwrite_x: bool = False,
+    workers: int | None = None,
+    check_finite: bool = True,
+    full_output: bool = False,
+) -> Any:
+    """Set whole groups of the entries of a matrix to zero: the bilevel projection.
+
+    With v the norms of the groups, first the norms are projected,
+
+        u = argmin ‖u − v‖₂  subject to  H(u) ≤ level  (or Σu ≤ radius),  u ≥ 0,
+
+    then each group onto the ball whose radius is its u,
+
+        x_g = argmin ‖x_g − y_g‖₂  subject to  ‖x_g‖ ≤ u_g,
+
+    where H(u) = (‖u‖₁/‖u‖₂)² is the Hoyer score.  Groups with u_g = 0 vanish.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., M, N)
+        The matrix, or a batch of matrices, each projected by itself.
+    level : float or array_like of float64, optional
+        Bound on the Hoyer score of the groups' norms, at least 1; broadcasts against the
+        batch.  See `level_for_groups` for a wanted number of groups.
+    radius : float or array_like of float64, optional
+        Bound on the sum of the groups' norms instead, at least 0 (bilevel ℓ1,∞ for
+        ``inner="linf"``).  Exactly one of `level` and `radius` must be given.
+    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
+        The groups: the columns, the rows, the diagonals (group j has the offset
+        j − (M − 1)), blocks of this shape (those at the lower and right edge may be
+        smaller), or a label for each entry: of shape (M, N), for each matrix by itself,
+        or of x's full shape, for one projection of the whole batch.
+    inner : {"linf", "l2", "l1"}, default "linf"
+        The norm of a group, and the ball it is projected onto: entries are clipped,
+        scaled, or soft-thresholded.
+    feasible : bool, default False
+        With `level`, a projected norm may exceed the group's norm, and no projection onto
+        a ball reaches it; the result's norms then exceed the level.  True shrinks all u by
+        the one factor that makes every u_g ≤ v_g: the same groups are kept and the
+        level holds.
+    out : ndarray, optional
+        Where the result goes, of x's shape and the result's dtype; may be x itself.
+    overwrite_x : bool, default False
+        Permission to use the memory of x for the result.
+    workers : int, optional
+        Number of threads; None is the context's value, see `set_workers`.
+    check_finite : bool, default True
+        Raise ValueError where x holds NaN or inf.  Without the check such a matrix
+        becomes NaN.
+    full_output : bool, default False
+        Return ``(result, info)``.
+
+    Returns
+    -------
+    ndarray
+        The projected array, of x's shape and floating dtype (float64 for integers).
+    info : BilevelInfo
+        Only with ``full_output=True``.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of `level` and `radius` is given or it is out of range, if
+        `groups` or `inner` is unknown, labels are negative or of the wrong shape, x has
+        fewer than two dimensions or is not finite, or `out` does not fit.
+    TypeError
+        If x is complex, masked or sparse, or an argument has the wrong type.
+
+    See Also
+    --------
+    project_l1inf_ball : The exact projection onto the ℓ1,∞ ball.
+    level_for_groups : The level that keeps a wanted number of groups.
+
+    Notes
+    -----
+    Algorithm 3 of the CAI paper is ``project_bilevel(x, level)``: columns, clipped.  As
+    printed it breaks its own constraint unless the input is feasible: groups with
+    u_g > v_g keep their norm v_g, which is too small for H(u) = level.  For a 1000 × 1000
+    Gaussian matrix and a level that keeps 100 columns the score of the norms is larger
+    than asked for by a factor given in the example below.  With ``feasible=True``,
+    u_g = (v_g − τ)₊·v_max/(v_max − τ).
+
+    A matrix whose norms satisfy the constraint is returned bit for bit.  Ties at the top
+    and zero matrices are treated as in `project_cai`: if more than `level` groups tie at
+    the largest norm, the first ⌈level⌉ of them are kept.
+
+    The cost is one pass that reads the matrix and one that reads and writes it; memory
+    beyond the result is of the order of the number of groups (for C- or F-ordered
+    float32 and float64).  ``inner="l1"`` gathers each group and projects it by itself.
+    float16 is computed in float32.  The result has the same bits for any number of
+    workers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import level_for_groups, hoyer_score, project_bilevel
+    >>> y = np.array([[3.0, -0.5, 1.0], [2.0, 0.5, -2.0]])
+    >>> project_bilevel(y, radius=3.0)
+    array([[ 2.,  0.,  1.],
+           [ 2.,  0., -1.]])
+
+    By how much the printed algorithm misses its level, and `feasible` does not:
+
+    >>> y = np.random.default_rng(0).standard_normal((1000, 1000))
+    >>> level = level_for_groups(y, 100)
+    >>> for feasible in (False, True):
+    ...     x = project_bilevel(y, level, feasible=feasible)
+    ...     norms = abs(x).max(axis=0)
+    ...     print(np.count_nonzero(norms), round(hoyer_score(norms) / level, 3))
+    100 1.144
+    100 1.0
+    """
+    data = _groups.matrices(x)
+    parts = _groups.parse(groups, data)
+    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    batch = () if parts.whole else data.batch
+    kind, bounds = _outer(level, radius, batch)
+    workers = resolve_workers(workers)
+    read = _groups.source(data)
+    read, write, result = _groups.target(data, x, read, out, overwrite_x)
+    shape = (len(bounds), parts.count)
+    info = np.zeros((len(bounds), 4))
+    radii = np.zeros(shape)
+    if read.size:
+        if parts.whole:
+            flat = (1, parts.labels.shape[0], parts.labels.shape[1])
+            read, goal = read.reshape(flat), write.reshape(flat)
+        else:
+            goal = write
+        work = _Work(kind, parts, norm, feasible, data.slack, check_finite)
+        if check_finite and len(read) > 1 and np.may_share_memory(read, goal):
+            if not passes.all_finite(read.reshape(-1)):
+                raise not_finite()  # before any matrix is overwritten
+        if len(read) >= workers > 1:
+            run_split(
+                lambda i, j: [
+                    work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1) for b in range(i, j)
+                ],
+                len(read), workers,
+            )  # fmt: skip
+        else:
+            for b in range(len(read)):
+                work.run(read[b], bounds[b], goal[b], radii[b], info[b], workers)
+        _groups.deliver(data, write, result)
+    if not full_output:
+        return result
+    return result, _info(data, parts, radii, info, batch)
+
+
+class _Work:
+    """The projection of one matrix."""
+
+    def __init__(self, kind, parts, inner, feasible, slack, check_finite):
+        self.kind, self.parts, self.inner = kind, parts, inner
+        self.feasible = feasible and kind == m.CAI
+        self.slack, self.check_finite = slack, check_finite
+        self.order = self.starts = np.empty(0, np.intp)
+        if parts.kind == kernels.LABELS and inner == kernels.L1:
+            labels = parts.labels.reshape(-1)
+            self.order = np.argsort(labels, kind="stable")
+            self.starts = np.searchsorted(labels[self.order], np.arange(parts.count + 1))
+
+    def run(self, z, bound, out, radii, info, workers):
+        """Project the matrix z into `out`; fill in the radii and the report."""
+        parts = self.parts
+        if workers > 1 and z.size < _groups.PARALLEL_FROM:
+            workers = 1
+        if workers == 1 and self.inner != kernels.L1:
+            bits, mask = _groups.bit_patterns(z)
+            kernels.project(
+                z, bits, mask, parts.kind, parts.height, parts.width, parts.labels,
+                _groups.across(parts, z), self.inner, self.kind, bound, self.slack,
+                self.feasible, out, radii, info,
+            )  # fmt: skip
+        else:
+            info[0] = m.RESCALE
+        if info[0] == m.RESCALE:
+            self._in_steps(z, bound, out, radii, info, workers)
+        if info[0] == m.NONFINITE:
+            if self.check_finite:
+                raise not_finite()
+            out[...] = radii[:] = math.nan
+
+    def _in_steps(self, z, bound, out, radii, info, workers):
+        """The same by several workers, at any scale, and for all norms."""
+        parts, clip = self.parts, self.inner == kernels.LINF
+        norms, unit = _groups.norms(z, parts, self.inner, workers)
+        bound = bound * unit if self.kind == m.L1 else bound
+        values = np.empty(norms.size, z.dtype)
+        kernels.decide(
+            norms, self.kind, bound, self.slack, self.feasible, clip, values, radii, info
+        )
+        radii /= unit
+        info[1] /= unit
+        if self.kind == m.L1:
+            info[2] /= unit
+        if info[0] == m.NONFINITE:
+            return
+        if info[0] == m.FEASIBLE:
+            out[...] = z
+        elif self.inner == kernels.L1:
+            norms = norms / unit
+            run_split(
+                lambda i, j: kernels.shrink(
+                    z, parts.kind, parts.height, parts.width, self.order, self.starts,
+                    radii, norms, self.slack, out, i, j,
+                ),
+                parts.count, workers,
+            )  # fmt: skip
+        else:
+            run_split(
+                lambda i, j: kernels.apply(
+                    z, clip, parts.kind, parts.height, parts.width, parts.labels, values, out, i, j
+                ),
+                len(z), workers,
+            )  # fmt: skip
+
+
+def _outer(level, radius, batch):
+    """The outer constraint: its kind, and its parameter for each matrix."""
+    if (level is None) == (radius is None):
+        given = "neither" if level is None else f"both ({level!r} and {radius!r})"
+        raise ValueError(f"exactly one of level and radius must be given, got {given}")
+    if radius is None:
+        return m.CAI, _checks.per_batch(level, "level", batch, 1.0, math.inf, ">= 1")
+    most = np.finfo(float).max
+    return m.L1, _checks.per_batch(radius, "radius", batch, 0.0, most, "finite and >= 0")
+
+
+def _info(data, parts, radii, info, batch):
+    """The report, in the caller's order."""
+    ordered = [_groups.to_caller(row, parts, data) for row in radii]
+    radii = np.array(ordered).reshape(*batch, *parts.shape)
+    kept = radii > 0.0
+    threshold, level = (info[:, k].reshape(batch)[()] for k in (1, 2))
+    return BilevelInfo(radii, kept, _groups.mask(kept, parts, data), threshold, level)
+
+
+def level_for_groups(
+    x: ArrayLike, n_groups: ArrayLike, *, groups: Any = "columns", inner: str = "linf"
+) -> Any:
+    """The largest level at which `project_bilevel` keeps at most `n_groups` groups.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, shape (..., M, N)
+        The matrix, or a batch of matrices.
+    n_groups : int or array_like of int
+        Number of groups wanted, at least 1; broadcasts against the batch.
+    groups, inner
+        As for `project_bilevel`.
+
+    Returns
+    -------
+    ndarray of float64, or float64
+        One level a matrix (one for all with labels of x's full shape).
+
+    Raises
+    ------
+    ValueError
+        If `n_groups` is below 1 or does not broadcast, or x is not finite; `groups` and
+        `inner` as for `project_bilevel`.
+    TypeError
+        If `n_groups` is no integer.
+
+    See Also
+    --------
+    level_for_nnz : The same for the entries of a vector.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import level_for_groups, project_bilevel
+    >>> y = np.random.default_rng(0).standard_normal((64, 64))
+    >>> x, info = project_bilevel(y, level_for_groups(y, 5, groups=(8, 8)), groups=(8, 8),
+    ...                           full_output=True)
+    >>> info.kept.shape, info.kept.sum()
+    ((8, 8), np.int64(5))
+    """
+    data = _groups.matrices(x)
+    parts = _groups.parse(groups, data)
+    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    batch = () if parts.whole else data.batch
+    wanted = np.asarray(n_groups)
+    if wanted.dtype.kind not in "iu":
+        raise TypeError(f"n_groups must be integers, got dtype {wanted.dtype}")
+    counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1").astype(np.int64)
+    read = _groups.source(data)
+    if parts.whole:
+        read = read.reshape(1, parts.labels.shape[0], parts.labels.shape[1])
+    levels = np.empty(len(counts))
+    for b in range(len(counts)):
+        if not read.size:
+            levels[b] = max(parts.count, 1)
+            continue
+        norms, _ = _groups.norms(read[b], parts, norm, 1)
+        if not np.isfinite(norms).all():
+            raise not_finite()
+        levels[b] = level_of_norms(norms, int(counts[b]), data.slack)
+    return levels.reshape(batch)[()]
