@@ -39,7 +39,8 @@ class Groups(NamedTuple):
     width: int
     labels: np.ndarray  # LABELS: the group of each entry
     shape: tuple[int, ...]  # of the groups, as the caller sees them
-    whole: bool  # labels of x's full shape: one projection of everything
+    whole: bool = False  # labels of x's full shape: one projection of everything
+    lines: str = ""  # "columns" or "rows" where the groups are these
 
     @property
     def count(self) -> int:
@@ -115,12 +116,12 @@ def parse(groups, x: Matrices) -> Groups:
     rows, columns = x.array.shape[-2:]
     if isinstance(groups, str):
         if groups == "columns":
-            return _blocks(rows, 1, (columns,), x)
+            return _blocks(rows, 1, (columns,), x, groups)
         if groups == "rows":
-            return _blocks(1, columns, (rows,), x)
+            return _blocks(1, columns, (rows,), x, groups)
         if groups == "diagonals":
             count = max(rows + columns - 1, 0)
-            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), False)
+            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,))
         raise ValueError(
             "groups must be 'columns', 'rows', 'diagonals', a block shape or labels, "
             f"got {groups!r}"
@@ -137,12 +138,12 @@ def parse(groups, x: Matrices) -> Groups:
     return _labels(groups, x)
 
 
-def _blocks(height, width, shape, x):
+def _blocks(height, width, shape, x, lines=""):
     rows, columns = x.array.shape[-2:]
     height, width = max(min(height, rows), 1), max(min(width, columns), 1)
     if x.turned:
         height, width = width, height
-    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, False)
+    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, lines=lines)
 
 
 def _labels(groups, x):
@@ -222,7 +223,7 @@ def to_caller(values, groups: Groups, x: Matrices) -> np.ndarray:
     """Values of the groups of one matrix, from the kernels' order to the caller's."""
     if x.turned and groups.kind == kernels.DIAGONALS:
         return values[::-1]
-    if x.turned and groups.kind == kernels.BLOCKS and len(groups.shape) == 2:
+    if x.turned and groups.kind == kernels.BLOCKS and not groups.lines:
         return values.reshape(groups.shape[::-1]).T
     return values.reshape(groups.shape)
 
@@ -238,9 +239,8 @@ def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
         return kept[..., labels]
     if groups.kind == kernels.DIAGONALS:
         return kept[..., np.arange(columns) - np.arange(rows)[:, None] + rows - 1]
-    if len(groups.shape) == 2:
+    if not groups.lines:
         height, width = (groups.width, groups.height) if x.turned else (groups.height, groups.width)
         wide = np.repeat(np.repeat(kept, height, axis=-2), width, axis=-1)
         return wide[..., :rows, :columns]
-    by_columns = (groups.height if x.turned else groups.width) == 1
-    return kept[..., None, :] if by_columns else kept[..., :, None]
+    return kept[..., None, :] if groups.lines == "columns" else kept[..., :, None]

@@ -264,8 +264,13 @@ def join(pieces, kind, height, norms, largest):
     for p in range(pieces.shape[0]):
         first = p // parts * across
         target, source = norms[first : first + across], pieces[p]
-        for j in range(across):
-            target[j] = max(target[j], source[j]) if largest else target[j] + source[j]
+        if largest:
+            for j in range(across):  # NaN stays
+                if target[j] == target[j] and not source[j] <= target[j]:
+                    target[j] = source[j]
+        else:
+            for j in range(across):
+                target[j] += source[j]
 
 
 # --- what is done to the groups ----------------------------------------------------------

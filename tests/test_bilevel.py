@@ -1,0 +1,373 @@
+"""The bilevel projection against plain NumPy with explicit labels, and its identities."""
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conehoyer as ch
+
+KINDS = ["columns", "rows", "diagonals", (1, 1), (2, 3), (4, 4), (3, 100), (100, 1)]
+INNER = {"linf": np.max, "l2": lambda a: np.sqrt(np.sum(a * a)), "l1": np.sum}
+
+
+def labels_of(groups, rows, columns):
+    """The group of each entry."""
+    i, j = np.indices((rows, columns))
+    if groups == "columns":
+        return j
+    if groups == "rows":
+        return i
+    if groups == "diagonals":
+        return j - i + rows - 1
+    height, width = groups
+    return i // height * -(-columns // width) + j // width
+
+
+def reference(y, labels, inner, level=None, radius=None, feasible=False):
+    """One matrix, group by group, in long double: result, radii and norms."""
+    y = np.asarray(y, np.longdouble)
+    count = labels.max() + 1
+    members = [labels == g for g in range(count)]
+    norms = np.array([INNER[inner](np.abs(y[own])) if own.any() else 0 for own in members])
+    if radius is not None:
+        u = oracle.project_l1_ball(norms, radius)
+    else:
+        u = oracle.project_cai(norms, level)
+        if feasible and oracle.hoyer_score(norms) > level:
+            u = np.minimum(u * (norms.max() / u.max()), norms)
+    x = np.array(y)
+    for own, v, r in zip(members, norms, u, strict=True):
+        if r < v:
+            if inner == "linf":
+                x[own] = np.sign(y[own]) * np.minimum(np.abs(y[own]), r)
+            elif inner == "l2":
+                x[own] = y[own] * (r / v)
+            else:
+                x[own] = oracle.project_l1_ball(y[own], r)
+    return x.astype(float), u.astype(float), norms.astype(float)
+
+
+@pytest.mark.parametrize("groups", KINDS, ids=str)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (9, 1), (7, 11), (40, 33)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_against_plain_numpy(groups, inner, shape, order):
+    rng = np.random.default_rng(len(str(groups)) + shape[1])
+    y = np.asarray(rng.standard_normal(shape), order=order)
+    labels = labels_of(groups, *shape)
+    _, _, norms = reference(y, labels, inner, radius=1e9)
+    score = float(oracle.hoyer_score(norms))
+    for kwargs in (
+        {"level": max(0.4 * score, 1.0)},
+        {"level": max(0.4 * score, 1.0), "feasible": True},
+        {"level": 1.0},
+        {"radius": 0.2 * norms.sum()},
+        {"radius": 0.0},
+    ):
+        x, info = ch.project_bilevel(y, **kwargs, groups=groups, inner=inner, full_output=True)
+        expected, u, _ = reference(y, labels, inner, **kwargs)
+        np.testing.assert_allclose(x, expected, rtol=0, atol=1e-12 * np.abs(y).max())
+        radii = np.broadcast_to(info.radii, info.kept.shape)
+        np.testing.assert_allclose(radii.ravel(), u, rtol=0, atol=1e-12 * norms.max())
+        np.testing.assert_array_equal(info.kept.ravel(), u > 0)
+        mask = np.broadcast_to(info.mask, shape)
+        np.testing.assert_array_equal(mask, (u > 0)[labels])
+        assert not np.any(x[~mask])
+
+
+@pytest.mark.parametrize("groups", KINDS, ids=str)
+@pytest.mark.parametrize("inner", INNER)
+def test_labels_reproduce_every_kind(groups, inner):
+    y = np.random.default_rng(0).standard_normal((17, 14))
+    labels = labels_of(groups, *y.shape)
+    plain = ch.project_bilevel(y, 2.0, groups=groups, inner=inner)
+    by_label = ch.project_bilevel(y, 2.0, groups=labels, inner=inner)
+    np.testing.assert_allclose(by_label, plain, rtol=0, atol=1e-14)
+
+
+def test_rows_are_the_columns_of_the_transpose():
+    y = np.random.default_rng(1).standard_normal((60, 50))
+    for inner in INNER:
+        rows = ch.project_bilevel(y, 5.0, groups="rows", inner=inner)
+        columns = ch.project_bilevel(np.ascontiguousarray(y.T), 5.0, inner=inner)
+        np.testing.assert_allclose(rows, columns.T, rtol=0, atol=1e-12)
+        # the same matrix in Fortran order is the same problem for the kernels
+        np.testing.assert_array_equal(ch.project_bilevel(y.T, 5.0, inner=inner), rows.T)
+
+
+def test_single_entries_are_the_vector_projection_clipped():
+    y = np.random.default_rng(2).standard_normal((30, 20))
+    level = ch.level_for_nnz(y, 50, axis=None)
+    x = ch.project_bilevel(y, level, groups=(1, 1))
+    p = ch.project_cai(y, level, axis=None)
+    np.testing.assert_allclose(x, np.clip(p, -abs(y), abs(y)), rtol=0, atol=1e-14)
+    ball = ch.project_bilevel(y, radius=10.0, groups=(1, 1))
+    np.testing.assert_allclose(ball, ch.project_l1_ball(y, 10.0, axis=None), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("inner", INNER)
+def test_feasible_holds_its_level(dtype, inner):
+    rng = np.random.default_rng(3)
+    worst = 0.0
+    for _ in range(120):
+        shape = rng.integers(1, 30, 2)
+        y = (rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
+        groups = KINDS[rng.integers(len(KINDS))]
+        level = rng.uniform(1.0, 8.0)
+        x = ch.project_bilevel(y, level, groups=groups, inner=inner, feasible=True)
+        labels = labels_of(groups, *shape)
+        norms = [INNER[inner](np.abs(x[labels == g]).astype(float)) for g in np.unique(labels)]
+        worst = max(worst, float(oracle.hoyer_score(norms)) / level - 1.0)
+    assert worst <= (1e-12 if dtype == np.float64 else 2e-6)
+
+
+def test_a_thousand_matrices_hold_their_level():
+    rng = np.random.default_rng(4)
+    y = rng.standard_normal((1000, 12, 15)) * rng.gamma(1.0, size=(1000, 1, 15))
+    level = rng.uniform(1.0, 6.0, 1000)
+    norms = np.abs(ch.project_bilevel(y, level, feasible=True)).max(axis=1)
+    assert np.all(ch.hoyer_score(norms) <= np.maximum(level, 1.0) * (1 + 1e-12))
+    loose = np.abs(ch.project_bilevel(y, level)).max(axis=1)
+    assert np.any(ch.hoyer_score(loose) > level * 1.05)  # the printed algorithm does not
+
+
+@pytest.mark.parametrize("groups", KINDS, ids=str)
+def test_feasible_input_comes_back_bit_for_bit(groups):
+    y = np.random.default_rng(5).standard_normal((9, 8))
+    for kwargs in ({"level": 1e9}, {"radius": 1e9}):
+        for inner in INNER:
+            x, info = ch.project_bilevel(y, **kwargs, groups=groups, inner=inner, full_output=True)
+            np.testing.assert_array_equal(x, y)
+            assert x is not y
+            assert info.kept.all()
+    x = ch.project_bilevel(y, 2.0, groups=groups, feasible=True)
+    np.testing.assert_allclose(
+        ch.project_bilevel(x, 2.0, groups=groups, feasible=True), x, rtol=1e-13
+    )
+
+
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (5, 3)], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+def test_batches_are_loops(groups, inner):
+    y = np.random.default_rng(6).standard_normal((2, 3, 13, 11))
+    level = np.array([[1.0, 2.0, 3.0], [4.0, 50.0, 1.5]])
+    x, info = ch.project_bilevel(y, level, groups=groups, inner=inner, full_output=True)
+    assert info.level.shape == info.threshold.shape == (2, 3)
+    for b in np.ndindex(2, 3):
+        one, part = ch.project_bilevel(y[b], level[b], groups=groups, inner=inner, full_output=True)
+        np.testing.assert_array_equal(x[b], one)
+        np.testing.assert_array_equal(info.radii[b], part.radii)
+        np.testing.assert_array_equal(
+            np.broadcast_to(info.mask, y.shape)[b], np.broadcast_to(part.mask, y.shape[2:])
+        )
+
+
+def test_labels_of_full_shape_are_one_projection():
+    y = np.random.default_rng(7).standard_normal((4, 6, 5))
+    heads = np.broadcast_to(np.arange(4)[:, None, None], y.shape)
+    for inner in INNER:
+        x, info = ch.project_bilevel(y, 1.5, groups=heads, inner=inner, full_output=True)
+        expected = ch.project_bilevel(y.reshape(4, 30), 1.5, groups="rows", inner=inner)
+        np.testing.assert_allclose(x, expected.reshape(y.shape), rtol=0, atol=1e-14)
+        assert info.radii.shape == (4,)
+        assert np.shape(info.level) == ()
+        np.testing.assert_array_equal(info.mask, np.broadcast_to(info.kept[:, None, None], y.shape))
+    columns = np.broadcast_to(np.arange(5), y.shape)  # one mask of columns for the batch
+    x, info = ch.project_bilevel(y, 1.5, groups=columns, full_output=True)
+    np.testing.assert_array_equal(x.any(axis=(0, 1)), info.kept)
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (8, 8), (600, 1)], ids=str)
+def test_workers_do_not_change_a_bit(groups, inner):
+    rng = np.random.default_rng(8)
+    y = rng.standard_normal((1100, 300)).astype(np.float32)
+    for order in "CF":
+        y = np.asarray(y, order=order)
+        level = ch.level_for_groups(y, 20, groups=groups, inner=inner)
+        one, two, three = (
+            ch.project_bilevel(y, level, groups=groups, inner=inner, workers=w) for w in (1, 2, 3)
+        )
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, three)
+    batch = rng.standard_normal((4, 300, 300))
+    np.testing.assert_array_equal(
+        ch.project_bilevel(batch, 3.0, groups=groups, inner=inner, workers=2),
+        ch.project_bilevel(batch, 3.0, groups=groups, inner=inner),
+    )
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("exponent", [-900, -400, 400, 900])
+def test_scales(inner, exponent):
+    y = np.random.default_rng(9).standard_normal((20, 30))
+    scale = 2.0**exponent
+    for groups in ("columns", "rows", "diagonals", (3, 4)):
+        for kwargs, scaled in (({"level": 4.0},) * 2, ({"radius": 5.0}, {"radius": 5.0 * scale})):
+            x = ch.project_bilevel(y, **kwargs, groups=groups, inner=inner)
+            z = ch.project_bilevel(y * scale, **scaled, groups=groups, inner=inner)
+            np.testing.assert_allclose(z / scale, x, rtol=0, atol=1e-13)
+
+
+def test_float32_at_its_limits():
+    y = np.random.default_rng(10).standard_normal((20, 30)).astype(np.float32)
+    x = ch.project_bilevel(y, 4.0, inner="l2")
+    for scale in (2.0**-110, 2.0**100):
+        z = ch.project_bilevel(y * np.float32(scale), 4.0, inner="l2")
+        assert z.dtype == np.float32
+        np.testing.assert_allclose(z / np.float32(scale), x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32, bool, ">f8"])
+def test_dtypes(dtype):
+    y = (4 * np.random.default_rng(11).standard_normal((12, 10))).astype(dtype)
+    x = ch.project_bilevel(y, 2.0)
+    wide = ch.project_bilevel(y.astype(float), 2.0)
+    expected = np.float64 if y.dtype.kind in "ib" else y.dtype.newbyteorder("=")
+    assert x.dtype == expected
+    np.testing.assert_allclose(x.astype(float), wide, atol=1e-12 + 8 * np.finfo(x.dtype).eps)
+
+
+def test_views_out_and_overwrite():
+    big = np.random.default_rng(12).standard_normal((40, 60))
+    y = big[::2, 5:55:3]
+    expected = ch.project_bilevel(y.copy(), 2.0)
+    before = big.copy()
+    np.testing.assert_array_equal(ch.project_bilevel(y, 2.0), expected)
+    np.testing.assert_array_equal(big, before)
+    for order in "CF":
+        out = np.full(y.shape, np.nan, order=order)
+        assert ch.project_bilevel(y, 2.0, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    strided = np.full((40, 34), np.nan)[::2, ::2]
+    ch.project_bilevel(y, 2.0, out=strided)
+    np.testing.assert_array_equal(strided, expected)
+    for order in "CF":
+        z = y.copy(order=order)
+        assert ch.project_bilevel(z, 2.0, out=z) is z
+        np.testing.assert_array_equal(z, expected)
+        z = y.copy(order=order)
+        assert ch.project_bilevel(z, 2.0, overwrite_x=True) is z
+        np.testing.assert_array_equal(z, expected)
+    ch.project_bilevel(y, 2.0, out=y)  # a view onto itself
+    np.testing.assert_array_equal(big[::2, 5:55:3], expected)
+    frozen = expected.copy()
+    frozen.flags.writeable = False
+    ch.project_bilevel(frozen, 1.5)
+
+
+def test_out_that_overlaps():
+    memory = np.random.default_rng(13).standard_normal(500)
+    y, out = memory[:400].reshape(20, 20), memory[100:].reshape(20, 20)
+    expected = ch.project_bilevel(y.copy(), 2.0)
+    ch.project_bilevel(y, 2.0, out=out)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0, 4, 4), (2, 0, 3)])
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (2, 2)], ids=str)
+def test_empty(shape, groups):
+    x, info = ch.project_bilevel(np.empty(shape), 2.0, groups=groups, full_output=True)
+    assert x.shape == shape
+    assert info.kept.shape == info.radii.shape
+    assert info.kept.shape[: len(shape) - 2] == shape[:-2]
+
+
+def test_zeros_and_ties():
+    x, info = ch.project_bilevel(np.zeros((5, 6)), 2.0, full_output=True)
+    assert not x.any()
+    assert info.level == 0.0
+    x = ch.project_bilevel(np.ones((5, 6)), 2.0)  # six columns tie: the first two stay
+    np.testing.assert_array_equal(x.any(axis=0), [True, True, False, False, False, False])
+    assert ch.hoyer_score(x.max(axis=0)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (2, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+def test_not_finite(bad, groups, inner):
+    y = np.random.default_rng(14).standard_normal((3, 9, 8))
+    y[1, 4, 3] = bad
+    for workers in (1, 2):
+        with pytest.raises(ValueError, match="x must be finite"):
+            ch.project_bilevel(y, 2.0, groups=groups, inner=inner, workers=workers)
+    with pytest.raises(ValueError, match="x must be finite"):
+        ch.level_for_groups(y, 2, groups=groups, inner=inner)
+    x = ch.project_bilevel(y, 2.0, groups=groups, inner=inner, check_finite=False)
+    assert np.isnan(x[1]).all()
+    assert np.isfinite(x[[0, 2]]).all()
+    z = y.copy()
+    with pytest.raises(ValueError, match="x must be finite"):
+        ch.project_bilevel(z, 2.0, groups=groups, inner=inner, out=z)
+    np.testing.assert_array_equal(z, y)
+
+
+def test_errors():
+    y = np.ones((4, 5))
+    for kwargs, error, match in (
+        ({}, ValueError, "exactly one of level and radius"),
+        ({"level": 2.0, "radius": 1.0}, ValueError, r"both \(2.0 and 1.0\)"),
+        ({"level": 0.5}, ValueError, r"level must be >= 1, got 0.5"),
+        ({"level": np.nan}, ValueError, "level must be >= 1, got nan"),
+        ({"radius": -1.0}, ValueError, "radius must be finite and >= 0, got -1.0"),
+        ({"radius": np.inf}, ValueError, "radius must be finite and >= 0, got inf"),
+        ({"level": [2.0, 3.0]}, ValueError, "level must broadcast"),
+        ({"level": 2.0, "inner": "l3"}, ValueError, "inner must be one of .*'l3'"),
+        ({"level": 2.0, "groups": "blocks"}, ValueError, "groups must be .*'blocks'"),
+        ({"level": 2.0, "groups": (0, 2)}, ValueError, r"groups: .*>= 1, got \(0, 2\)"),
+        ({"level": 2.0, "groups": (1.5, 2)}, TypeError, "groups: a block shape"),
+        ({"level": 2.0, "groups": np.ones((4, 5))}, TypeError, "groups must be .*float64"),
+        ({"level": 2.0, "groups": np.ones((5, 4), int)}, ValueError, "labels must have shape"),
+        ({"level": 2.0, "groups": -np.ones((4, 5), int)}, ValueError, "labels must be >= 0"),
+        ({"level": 2.0, "groups": np.full((4, 5), 10**9)}, ValueError, "numbered from 0"),
+        ({"level": 2.0, "out": [1]}, TypeError, "out must be a NumPy array"),
+        ({"level": 2.0, "out": np.ones((5, 4))}, ValueError, "out must have the result's shape"),
+        ({"level": 2.0, "out": np.ones((4, 5), "f4")}, ValueError, "out must have .*dtype"),
+        ({"level": 2.0, "workers": 0}, ValueError, "workers"),
+    ):
+        with pytest.raises(error, match=match):
+            ch.project_bilevel(y, **kwargs)
+    for data, error in (
+        (np.ones(4), ValueError),
+        (np.ones((2, 2), complex), TypeError),
+        (np.ma.ones((2, 2)), TypeError),
+    ):
+        with pytest.raises(error, match="x must"):
+            ch.project_bilevel(data, 2.0)
+    with pytest.raises(ValueError, match="n_groups must be >= 1, got 0"):
+        ch.level_for_groups(y, 0)
+    with pytest.raises(TypeError, match="n_groups must be integers"):
+        ch.level_for_groups(y, 1.5)
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        hnp.array_shapes(min_dims=2, max_dims=3, max_side=9),
+        elements=st.one_of(st.integers(-2, 2).map(float), st.floats(-1e3, 1e3, width=32)),
+    ),
+    st.sampled_from(KINDS),
+    st.sampled_from(sorted(INNER)),
+    st.integers(1, 12),
+    st.booleans(),
+    st.booleans(),
+)
+def test_never_more_groups_than_wanted(y, groups, inner, wanted, feasible, transposed):
+    if transposed:
+        y = np.ascontiguousarray(y.swapaxes(-1, -2)).swapaxes(-1, -2)
+    level = ch.level_for_groups(y, wanted, groups=groups, inner=inner)
+    x, info = ch.project_bilevel(
+        y, level, groups=groups, inner=inner, feasible=feasible, full_output=True
+    )
+    batch = y.shape[:-2]
+    kept = info.kept.reshape(*batch, -1).sum(axis=-1)
+    nonzero = [
+        len(set(labels_of(groups, *y.shape[-2:])[m != 0])) for m in y.reshape(-1, *y.shape[-2:])
+    ]
+    assert np.all((kept <= wanted) | (np.reshape(nonzero, batch) <= wanted))
+    assert np.all(np.abs(x) <= np.abs(y) * (1 + 1e-6))
+    assert not np.any(x[~np.broadcast_to(info.mask, y.shape)])
