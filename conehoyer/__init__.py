@@ -12,6 +12,7 @@ _HOME = {
     "BilevelInfo": "bilevel",
     "level_for_groups": "bilevel",
     "project_bilevel": "bilevel",
+    "project_l1inf_ball": "bilevel",
     "hoyer_sparseness": "scores",
     "level_for_nnz": "levels",
     "level_for_sparseness": "levels",

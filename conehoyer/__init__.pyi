@@ -5,6 +5,7 @@ from ._threads import set_workers as set_workers
 from .bilevel import BilevelInfo as BilevelInfo
 from .bilevel import level_for_groups as level_for_groups
 from .bilevel import project_bilevel as project_bilevel
+from .bilevel import project_l1inf_ball as project_l1inf_ball
 from .levels import level_for_nnz as level_for_nnz
 from .levels import level_for_sparseness as level_for_sparseness
 from .projections import project_cai as project_cai

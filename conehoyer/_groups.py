@@ -244,3 +244,25 @@ def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
         wide = np.repeat(np.repeat(kept, height, axis=-2), width, axis=-1)
         return wide[..., :rows, :columns]
     return kept[..., None, :] if groups.lines == "columns" else kept[..., :, None]
+
+
+def gathered(z, groups: Groups):
+    """The entries of a matrix group by group, and where each group starts."""
+    rows, columns = z.shape
+    if groups.kind == kernels.BLOCKS and groups.width == columns:  # they lie so already
+        starts = np.minimum(np.arange(groups.count + 1) * groups.height, rows) * columns
+        return z.reshape(-1), starts
+    if groups.kind == kernels.BLOCKS and groups.width == 1 and groups.height == rows:
+        return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows
+    if groups.kind == kernels.LABELS:
+        labels = groups.labels
+    else:
+        i, j = np.ogrid[:rows, :columns]
+        if groups.kind == kernels.DIAGONALS:
+            labels = j - i + rows - 1
+        else:
+            labels = i // groups.height * across(groups, z) + j // groups.width
+    labels = labels.reshape(-1)
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], np.arange(groups.count + 1))
+    return z.reshape(-1)[order], starts

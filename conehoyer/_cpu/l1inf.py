@@ -1,0 +1,92 @@
+"""The exact projection onto the ℓ1,∞ ball: one bound u_j a group, one multiplier θ.
+
+At the solution Σ_i max(a_ij − u_j, 0) = θ in each group that is kept, Σ_i a_ij ≤ θ in
+each that is not, and Σ_j u_j = radius.  As functions of θ the u_j are convex and
+piecewise linear, so that tangents lie below them: with the count ν_j and the excess S_j
+above the current u_j, the θ that solves Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius never
+passes the solution, nor does a Newton step on u_j.  Each round sets these tangents anew;
+when no count changes, the tangent is the function itself.
+"""
+
+from .._jit import kernel
+from . import passes
+
+
+@kernel
+def start(values, starts, totals, bounds, counts, excess, first, last):
+    """State of the groups first..last−1 at u = 0; returns the sum of their largest entries."""
+    sum_of_tops = 0.0
+    for j in range(first, last):
+        own = values[starts[j] : starts[j + 1]]
+        nu, s, _ = passes.sums(own, True, 0.0, 0.0)
+        totals[j], counts[j], excess[j], bounds[j] = s, nu, s, 0.0
+        if nu > 0.0:
+            sum_of_tops += passes.largest(own, True)
+    return sum_of_tops
+
+
+@kernel
+def advance_bounds(values, starts, theta, totals, bounds, counts, excess, moved, first, last):
+    """Up to two Newton steps on the bound of each of the groups first..last−1."""
+    for j in range(first, last):
+        moved[j] = False
+        if totals[j] <= theta:
+            continue
+        own = values[starts[j] : starts[j + 1]]
+        u, nu, s = bounds[j], counts[j], excess[j]
+        for _ in range(2):
+            step = max(u + (s - theta) / nu, 0.0)
+            if step == u:
+                break
+            before = nu
+            nu, s, _ = passes.sums(own, True, step, 0.0)
+            if nu == 0.0:  # rounding: beyond the largest entry
+                nu, s = before, theta
+                u = step
+                break
+            u = step
+            if nu == before:
+                break
+            moved[j] = True
+        bounds[j], counts[j], excess[j] = u, nu, s
+
+
+@kernel
+def solve(radius, theta, bounds, counts, excess):
+    """The θ with Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius, from the left; the tangents' sum."""
+    active, repeated = -1, 0
+    for _ in range(bounds.size + 4):
+        total, slope, count = 0.0, 0.0, 0
+        for j in range(bounds.size):
+            if counts[j] > 0.0:
+                u = bounds[j] + (excess[j] - theta) / counts[j]
+                if u > 0.0:
+                    total += u
+                    slope += 1.0 / counts[j]
+                    count += 1
+        # On the same groups the step is exact but for rounding: once more from close by.
+        repeated = repeated + 1 if count == active else 0
+        if slope == 0.0 or repeated == 2:
+            break
+        active = count
+        step = (total - radius) / slope
+        theta += step if repeated else max(step, 0.0)
+    return theta
+
+
+@kernel
+def finish(theta, totals, bounds, counts, excess):
+    """The bounds at θ."""
+    for j in range(bounds.size):
+        if totals[j] <= theta or counts[j] == 0.0:
+            bounds[j] = 0.0
+        else:
+            bounds[j] = max(bounds[j] + (excess[j] - theta) / counts[j], 0.0)
+
+
+@kernel
+def tops(values, starts, bounds):
+    """The largest entry of each group."""
+    for j in range(bounds.size):
+        own = values[starts[j] : starts[j + 1]]
+        bounds[j] = max(passes.largest(own, True), 0.0)

@@ -1,0 +1,167 @@
+"""The exact projection onto the l1,inf ball: certificates, SLSQP, and identities."""
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from test_bilevel import KINDS, labels_of
+
+import conehoyer as ch
+
+
+def violation(y, x, labels, radius):
+    """Largest violation of the optimality conditions of one matrix."""
+    a = np.abs(y).astype(np.longdouble)
+    b = np.abs(x).astype(np.longdouble)
+    count = labels.max() + 1
+    u = np.zeros(count, np.longdouble)
+    lost = np.zeros(count, np.longdouble)
+    total = np.zeros(count, np.longdouble)
+    np.maximum.at(u, labels, b)
+    np.add.at(lost, labels, a - b)
+    np.add.at(total, labels, a)
+    theta = lost[u > 0].max(initial=0)
+    signs = np.any((x != 0) & (np.sign(x) != np.sign(y)))
+    clipped = np.abs(b - np.minimum(a, u[labels])).max()
+    kept = np.abs(lost[u > 0] - theta).max(initial=0)
+    dropped = (total[u == 0] - theta).max(initial=0) if np.any(u > 0) else 0
+    # the sum of many equal bounds keeps the rounding of one of them many times over
+    excess = abs(u.sum() - radius) / max(radius, 1e-300) * a.max()
+    return float(max(clipped, kept, dropped, excess, signs))
+
+
+@pytest.mark.parametrize("groups", KINDS, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (12, 1), (30, 20), (200, 90)])
+def test_optimality_conditions(groups, shape):
+    rng = np.random.default_rng(shape[1])
+    labels = labels_of(groups, *shape)
+    for y in (
+        rng.standard_normal(shape),
+        rng.standard_cauchy(shape),
+        rng.integers(-3, 4, shape).astype(float),
+        np.asarray(rng.laplace(size=shape), order="F"),
+    ):
+        tops = np.zeros(labels.max() + 1)
+        np.maximum.at(tops, labels, np.abs(y))
+        for share in (0.001, 0.1, 0.5, 0.95):
+            radius = share * tops.sum()
+            x, info = ch.project_l1inf_ball(y, radius, groups=groups, full_output=True)
+            assert violation(y, x, labels, radius) <= 1e-10 * max(np.abs(y).max(), 1e-300)
+            assert info.level == pytest.approx(radius, rel=1e-12)
+            np.testing.assert_array_equal(
+                np.broadcast_to(info.mask, shape), info.kept.ravel()[labels]
+            )
+
+
+def test_nearest_point_by_slsqp():
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        y = rng.standard_normal((3, 2))
+        x = ch.project_l1inf_ball(y, 1.5)
+        a = np.abs(y)
+
+        def distance(v, a=a):
+            return np.sum((v[:6].reshape(3, 2) - a) ** 2)
+
+        bounds = [(0, None)] * 8
+        found = minimize(
+            distance,
+            np.zeros(8),
+            bounds=bounds,
+            method="SLSQP",
+            constraints=[
+                {"type": "ineq", "fun": lambda v: (v[6:] - v[:6].reshape(3, 2)).ravel()},
+                {"type": "ineq", "fun": lambda v: 1.5 - v[6:].sum()},
+            ],
+            options={"maxiter": 500, "ftol": 1e-14},
+        )
+        np.testing.assert_allclose(np.abs(x).ravel(), found.x[:6], atol=1e-5)
+        assert np.sum((x - y) ** 2) <= found.fun + 1e-10
+        near = ch.project_bilevel(y, radius=1.5)
+        assert np.sum((x - y) ** 2) <= np.sum((near - y) ** 2) + 1e-12
+
+
+def test_identities():
+    y = np.random.default_rng(2).standard_normal((40, 30))
+    rows = ch.project_l1inf_ball(y, 5.0, groups="rows")
+    np.testing.assert_allclose(ch.project_l1inf_ball(y.T.copy(), 5.0).T, rows, atol=1e-13)
+    np.testing.assert_allclose(
+        ch.project_l1inf_ball(y, 5.0, groups=(1, 1)),
+        ch.project_l1_ball(y, 5.0, axis=None),
+        atol=1e-13,
+    )
+    one = ch.project_l1inf_ball(y, 0.5, groups=(40, 30))  # one group: a clip
+    np.testing.assert_allclose(one, np.clip(y, -0.5, 0.5), atol=1e-14)
+    batch = np.stack([y, 2 * y, -y])
+    np.testing.assert_array_equal(
+        ch.project_l1inf_ball(batch, [5.0, 1.0, 3.0]),
+        [ch.project_l1inf_ball(m, r) for m, r in zip(batch, [5.0, 1.0, 3.0], strict=True)],
+    )
+
+
+def test_feasible_zero_and_special():
+    y = np.random.default_rng(3).standard_normal((6, 5))
+    x, info = ch.project_l1inf_ball(y, 1e6, full_output=True)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(info.radii, np.abs(y).max(axis=0))
+    assert not ch.project_l1inf_ball(y, 0.0).any()
+    assert not ch.project_l1inf_ball(np.zeros((3, 3)), 1.0).any()
+    assert ch.project_l1inf_ball(np.empty((0, 3)), 1.0).shape == (0, 3)
+    again = ch.project_l1inf_ball(ch.project_l1inf_ball(y, 2.0), 2.0)
+    np.testing.assert_allclose(again, ch.project_l1inf_ball(y, 2.0), rtol=1e-13)
+
+
+@pytest.mark.parametrize("exponent", [-1000, -300, 300, 1000])
+def test_scales(exponent):
+    y = np.random.default_rng(4).standard_normal((30, 20))
+    scale = 2.0**exponent
+    x = ch.project_l1inf_ball(y, 5.0, groups="rows")
+    z = ch.project_l1inf_ball(y * scale, 5.0 * scale, groups="rows")
+    np.testing.assert_allclose(z / scale, x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (7, 9)], ids=str)
+def test_workers_and_float32(groups):
+    y = np.random.default_rng(5).standard_normal((400, 500)).astype(np.float32)
+    one = ch.project_l1inf_ball(y, 20.0, groups=groups)
+    np.testing.assert_array_equal(one, ch.project_l1inf_ball(y, 20.0, groups=groups, workers=2))
+    assert one.dtype == np.float32
+    wide = ch.project_l1inf_ball(y.astype(float), 20.0, groups=groups)
+    np.testing.assert_allclose(one, wide, atol=2e-6)
+
+
+def test_errors():
+    y = np.ones((3, 4))
+    for bad in (np.nan, np.inf):
+        z = y.copy()
+        z[1, 1] = bad
+        with pytest.raises(ValueError, match="x must be finite"):
+            ch.project_l1inf_ball(z, 1.0)
+        assert np.isnan(ch.project_l1inf_ball(z, 1.0, check_finite=False)).all()
+        with pytest.raises(ValueError, match="radius must be finite and >= 0"):
+            ch.project_l1inf_ball(y, bad)
+    with pytest.raises(ValueError, match=r"radius must be finite and >= 0, got -2\.0"):
+        ch.project_l1inf_ball(y, -2.0)
+    with pytest.raises(ValueError, match="groups must be"):
+        ch.project_l1inf_ball(y, 1.0, groups="cells")
+
+
+@given(
+    hnp.arrays(
+        np.float64,
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=8),
+        elements=st.one_of(st.integers(-3, 3).map(float), st.floats(-1e3, 1e3, width=16)),
+    ),
+    st.sampled_from(KINDS),
+    st.floats(0.01, 0.99),
+)
+def test_optimality_on_anything_hypothesis_finds(y, groups, share):
+    labels = labels_of(groups, *y.shape)
+    tops = np.zeros(labels.max() + 1)
+    np.maximum.at(tops, labels, np.abs(y))
+    radius = share * tops.sum()
+    x = ch.project_l1inf_ball(y, radius, groups=groups)
+    if radius > 0:
+        assert violation(y, x, labels, radius) <= 1e-10 * np.abs(y).max()
