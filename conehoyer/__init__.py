@@ -1,4 +1,4 @@
-"""Sparse projections for NumPy arrays: CAI cone, Hoyer, l1 ball and simplex.
+"""Sparse projections for NumPy arrays, of vectors and of groups of a matrix, and NMF.
 
 Names are loaded on first use: ``import conehoyer`` imports NumPy alone.
 """
@@ -6,11 +6,13 @@ Names are loaded on first use: ``import conehoyer`` imports NumPy alone.
 import importlib
 
 _HOME = {
+    "BilevelInfo": "bilevel",
+    "NMFResult": "nmf",
     "cai_score": "scores",
     "gsp_score": "scores",
     "hoyer_score": "scores",
-    "BilevelInfo": "bilevel",
     "level_for_groups": "bilevel",
+    "nmf_hals": "nmf",
     "project_bilevel": "bilevel",
     "project_l1inf_ball": "bilevel",
     "hoyer_sparseness": "scores",

@@ -8,6 +8,8 @@ from .bilevel import project_bilevel as project_bilevel
 from .bilevel import project_l1inf_ball as project_l1inf_ball
 from .levels import level_for_nnz as level_for_nnz
 from .levels import level_for_sparseness as level_for_sparseness
+from .nmf import NMFResult as NMFResult
+from .nmf import nmf_hals as nmf_hals
 from .projections import project_cai as project_cai
 from .projections import project_hoyer as project_hoyer
 from .projections import project_l1_ball as project_l1_ball

@@ -226,3 +226,8 @@ def choose(value, name, options):
     if value not in options:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
+
+
+def not_finite() -> ValueError:
+    """The error for NaN or inf in the data."""
+    return ValueError("x must be finite, got NaN or inf; check_finite=False lets them through")

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Groups(NamedTuple):
     lines: str = ""  # "columns" or "rows" where the groups are these
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         return math.prod(self.shape)
 
 
@@ -178,23 +179,19 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     shape = count, across(groups, z)
     workers = workers if z.size >= PARALLEL_FROM else 1
     if inner == kernels.LINF:
-        result = np.empty(groups.count, z.dtype)
+        result = np.empty(groups.number, z.dtype)
         bits, mask = bit_patterns(z)
         tops = np.empty(shape, bits.dtype)
         run_split(lambda i, j: kernels.max_pieces(bits, mask, *args, tops, i, j), count, workers)
         kernels.join(tops.view(z.dtype), groups.kind, groups.height, result, True)
         return result, 1.0
     squares = inner == kernels.L2
-    result = np.empty(groups.count)
+    result = np.empty(groups.number)
     sums = np.empty(shape)
     unit = 1.0
     while True:
-        run_split(
-            lambda i, j, unit=unit: kernels.sum_pieces(
-                z, squares, z.dtype.type(unit), *args, sums, i, j
-            ),
-            count, workers,
-        )  # fmt: skip
+        scale = z.dtype.type(unit)
+        run_split(partial(kernels.sum_pieces, z, squares, scale, *args, sums), count, workers)
         kernels.join(sums, groups.kind, groups.height, result, False)
         top = result.max(initial=0.0)
         if unit != 1.0 or kernels.in_range(top, z):
@@ -216,7 +213,7 @@ def bit_patterns(z):
 
 def across(groups, z):
     """Number of groups in one row of blocks."""
-    return -(-z.shape[1] // groups.width) if groups.kind == kernels.BLOCKS else groups.count
+    return -(-z.shape[1] // groups.width) if groups.kind == kernels.BLOCKS else groups.number
 
 
 def to_caller(values, groups: Groups, x: Matrices) -> np.ndarray:
@@ -250,7 +247,7 @@ def gathered(z, groups: Groups):
     """The entries of a matrix group by group, and where each group starts."""
     rows, columns = z.shape
     if groups.kind == kernels.BLOCKS and groups.width == columns:  # they lie so already
-        starts = np.minimum(np.arange(groups.count + 1) * groups.height, rows) * columns
+        starts = np.minimum(np.arange(groups.number + 1) * groups.height, rows) * columns
         return z.reshape(-1), starts
     if groups.kind == kernels.BLOCKS and groups.width == 1 and groups.height == rows:
         return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows
@@ -264,5 +261,5 @@ def gathered(z, groups: Groups):
             labels = i // groups.height * across(groups, z) + j // groups.width
     labels = labels.reshape(-1)
     order = np.argsort(labels, kind="stable")
-    starts = np.searchsorted(labels[order], np.arange(groups.count + 1))
+    starts = np.searchsorted(labels[order], np.arange(groups.number + 1))
     return z.reshape(-1)[order], starts

@@ -327,3 +327,59 @@ def tied_scale(kind, k, b, top, l2):
     if kind == CAI:
         return top * (k - 1.0 + b) / norm2
     return l2 / math.sqrt(norm2)
+
+
+# Group sparse projection: one multiplier μ for several vectors, τ = μ·β with β = 1/(√n − 1).
+
+
+@register_jitable
+def two_product(a, b):
+    """Return fl(a·b) and the rounding error, exactly unless it underflows (Dekker)."""
+    product = a * b
+    shifted = 134217729.0 * a
+    a_high = shifted - (shifted - a)
+    a_low = a - a_high
+    shifted = 134217729.0 * b
+    b_high = shifted - (shifted - b)
+    b_low = b - b_high
+    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, rest
+
+
+@register_jitable
+def gsp_weight(n):
+    """β = 1/(√n − 1) for n ≥ 2, as the sum of two floats.
+
+    One float would move τ by its rounding, which near-constant vectors feel.
+    """
+    root = math.sqrt(n)
+    square, rest = two_product(root, root)
+    root_low = ((n - square) - rest) / (2.0 * root)
+    below, below_low = two_sum(root - 1.0, root_low)  # root − 1 is exact
+    beta = 1.0 / below
+    product, rest = two_product(beta, below)
+    return beta, beta * (((1.0 - product) - rest) - beta * below_low)
+
+
+@register_jitable
+def gsp_threshold(mu, mu_low, beta, beta_low):
+    """τ = μ·β as the sum of two floats."""
+    tau, rest = two_product(mu, beta)
+    return two_sum(tau, rest + (mu * beta_low + mu_low * beta))
+
+
+@register_jitable
+def gsp_ratio(nu, gap, var):
+    """S/√Q = ‖z‖₁ of ν entries d with this mean and variance, and its derivative by τ.
+
+    The derivative, on a fixed support, is (S² − νQ)/Q^(3/2), never positive.  Past the
+    largest entry only that is left: 1 and 0.
+    """
+    if gap <= 0.0:
+        return 1.0, 0.0
+    inverse = 1.0 / (var + gap * gap)  # ν/Q
+    root = math.sqrt(nu * inverse)
+    ratio = root * gap
+    if ratio <= 1.0:
+        return 1.0, 0.0
+    return ratio, -root * (var * inverse)

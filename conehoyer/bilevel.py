@@ -15,7 +15,6 @@ from ._cpu import passes
 from ._groups import INNER
 from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
-from .projections import not_finite
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     workers = resolve_workers(workers)
     read, write, result = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     info = np.zeros((len(bounds), 4))
-    radii = np.zeros((len(bounds), parts.count))
+    radii = np.zeros((len(bounds), parts.number))
     if read.size:
         goal = write
         if parts.whole:
@@ -188,7 +187,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
             read, goal = read.reshape(flat), write.reshape(flat)
         if work.check_finite and len(read) > 1 and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
-                raise not_finite()  # before any matrix is overwritten
+                raise _checks.not_finite()  # before any matrix is overwritten
         if len(read) >= workers > 1:
             run_split(
                 lambda i, j: [
@@ -216,7 +215,7 @@ class _Bilevel:
         if parts.kind == kernels.LABELS and inner == kernels.L1:
             labels = parts.labels.reshape(-1)
             self.order = np.argsort(labels, kind="stable")
-            self.starts = np.searchsorted(labels[self.order], np.arange(parts.count + 1))
+            self.starts = np.searchsorted(labels[self.order], np.arange(parts.number + 1))
 
     def run(self, z, bound, out, radii, info, workers):
         """Project the matrix z into `out`; fill in the radii and the report."""
@@ -236,7 +235,7 @@ class _Bilevel:
             self._in_steps(z, bound, out, radii, info, workers)
         if info[0] == m.NONFINITE:
             if self.check_finite:
-                raise not_finite()
+                raise _checks.not_finite()
             out[...] = radii[:] = math.nan
 
     def _in_steps(self, z, bound, out, radii, info, workers):
@@ -263,7 +262,7 @@ class _Bilevel:
                     z, parts.kind, parts.height, parts.width, self.order, self.starts,
                     radii, norms, self.slack, out, i, j,
                 ),
-                parts.count, workers,
+                parts.number, workers,
             )  # fmt: skip
         else:
             run_split(
@@ -380,13 +379,13 @@ class _L1Inf:
 
     def run(self, z, radius, out, bounds, info, workers):
         """Project the matrix z into `out`; fill in the groups' bounds and the report."""
-        parts, count = self.parts, self.parts.count
+        parts, count = self.parts, self.parts.number
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         top = passes.largest(z.reshape(-1), True)
         if not passes.all_finite(z.reshape(-1)):
             if self.check_finite:
-                raise not_finite()
+                raise _checks.not_finite()
             info[0] = m.NONFINITE
             out[...] = bounds[:] = math.nan
             return
@@ -490,10 +489,10 @@ def level_for_groups(
     levels = np.empty(len(counts))
     for b in range(len(counts)):
         if not read.size:
-            levels[b] = max(parts.count, 1)
+            levels[b] = max(parts.number, 1)
             continue
         norms, _ = _groups.norms(read[b], parts, norm, 1)
         if not np.isfinite(norms).all():
-            raise not_finite()
+            raise _checks.not_finite()
         levels[b] = level_of_norms(norms, int(counts[b]), data.slack)
     return levels.reshape(batch)[()]

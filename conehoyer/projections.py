@@ -544,7 +544,7 @@ def _project(
     in_place = goal.rows is z or np.may_share_memory(goal.rows, z)
     batch = len(z) > 1 or run is not None
     if in_place and check_finite and batch and not passes.all_finite(z.reshape(-1)):
-        raise not_finite()  # before any row is overwritten
+        raise _checks.not_finite()  # before any row is overwritten
     info = np.zeros((len(z), 4))
     log = np.full(m.MAX_PASSES, -1.0) if full_output and len(z) == 1 else _NO_LOG
     if z.size < _PARALLEL_FROM:
@@ -600,7 +600,7 @@ def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info,
 
 def _complain(status, check_finite):
     if check_finite and (status == m.NONFINITE).any():
-        raise not_finite()
+        raise _checks.not_finite()
     capped = np.count_nonzero(status == m.CAPPED)
     if capped:
         warnings.warn(
@@ -609,11 +609,6 @@ def _complain(status, check_finite):
             ConvergenceWarning,
             stacklevel=4,
         )
-
-
-def not_finite() -> ValueError:
-    """The error for NaN or inf in the data."""
-    return ValueError("x must be finite, got NaN or inf; check_finite=False lets them through")
 
 
 def _info(s, result, info, log):

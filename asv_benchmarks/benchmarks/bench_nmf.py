@@ -1,0 +1,154 @@
+"""Nonnegative factorisation relative to scikit-learn's coordinate descent.
+
+The ECG problems need the 8,146 beats of MIT-BIH DS1: the environment variable
+CONEHOYER_ECG names their csv file, 187 samples in thousandths a row and then the labels.
+"""
+
+import contextlib
+import os
+import warnings
+from functools import cache
+from time import perf_counter
+
+import numpy as np
+
+from conehoyer.nmf import nmf_hals
+
+STARTS = 5
+ITERATIONS = 50
+REACHED = 1.0 + 1e-9  # on the sparse problem both end at the same error
+
+
+@cache
+def _ecg():
+    path = os.environ.get("CONEHOYER_ECG")
+    if not path:
+        raise NotImplementedError("CONEHOYER_ECG does not name the file of the beats")
+    return np.loadtxt(path, delimiter=",")[:, :187] / 1000.0
+
+
+def _dense():
+    rng = np.random.default_rng(0)
+    w, h = (rng.random(s) * (rng.random(s) < 0.3) for s in ((4000, 50), (50, 500)))
+    return w @ h
+
+
+def _sparse():
+    """Planted rank 20 with 1 % nonzeros, each with noise of 10 %."""
+    import scipy.sparse
+
+    rng = np.random.default_rng(0)
+    m, n, rank = 10_000, 5_000, 20
+    density = np.sqrt(0.01 / rank)
+    w, h = (
+        scipy.sparse.csr_array(rng.random(s) * (rng.random(s) < density))
+        for s in ((m, rank), (rank, n))
+    )
+    x = scipy.sparse.csr_array(w @ h)
+    x.data *= 1.0 + 0.1 * rng.standard_normal(x.nnz).clip(-3.0, 3.0)
+    return x
+
+
+PROBLEMS = {
+    "ecg-10": (_ecg, 10),
+    "ecg-20": (_ecg, 20),
+    "ecg-40": (_ecg, 40),
+    "dense-50": (_dense, 50),
+    "sparse-20": (_sparse, 20),
+}
+
+
+def start(x, rank, seed):
+    """Half-normal factors at the scale of the data."""
+    rng = np.random.default_rng(seed)
+    scale = np.sqrt(x.mean() / rank)
+    return tuple(
+        scale * np.abs(rng.standard_normal(s)) for s in ((x.shape[0], rank), (rank, x.shape[1]))
+    )
+
+
+def error_of(x, w, h):
+    return np.linalg.norm((x if isinstance(x, np.ndarray) else x.toarray()) - w @ h)
+
+
+def _one_blas_thread():
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return contextlib.nullcontext()  # the environment sets OMP_NUM_THREADS
+    return threadpool_limits(1)
+
+
+def reference(x, w0, h0):
+    """scikit-learn's factors after ITERATIONS iterations, and the seconds they took."""
+    from sklearn.decomposition import non_negative_factorization
+
+    w, h = w0.copy(), h0.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it did not converge
+        begin = perf_counter()
+        w, h, _ = non_negative_factorization(
+            x, w, h, n_components=len(h), init="custom", solver="cd", tol=0, max_iter=ITERATIONS
+        )
+        return w, h, perf_counter() - begin
+
+
+def ours(x, w0, h0, target, **options):
+    """The result once the error is at most `target`, and the seconds to it.
+
+    Infinite where it never is: from the same start, both end in different local minima.
+    """
+    begin = perf_counter()
+    target *= REACHED
+    result = nmf_hals(
+        x, len(h0), init=(w0, h0), tol=0, max_iter=10 * ITERATIONS,
+        callback=lambda _, state: state.error <= target, **options,
+    )  # fmt: skip
+    seconds = perf_counter() - begin
+    return result, seconds if result.error <= target else np.inf
+
+
+def measure(problem, starts=STARTS, **options):
+    """For each start: ratio of the times, seconds of both, our iterations."""
+    make, rank = PROBLEMS[problem]
+    x = make()
+    rows = []
+    with _one_blas_thread():
+        w0, h0 = start(x, rank, starts)
+        nmf_hals(x, rank, init=(w0, h0), tol=0, max_iter=1, **options)  # compiles
+        for seed in range(starts):
+            w0, h0 = start(x, rank, seed)
+            w, h, theirs = reference(x, w0, h0)
+            result, seconds = ours(x, w0, h0, error_of(x, w, h), **options)
+            rows.append((seconds / theirs, seconds, theirs, result.n_iter))
+    return np.array(rows)
+
+
+class OverScikitLearn:
+    """Time to the error that it has after 50 iterations, over its time: at most 0.5."""
+
+    params = (tuple(PROBLEMS),)
+    param_names = ("problem",)
+    unit = "ratio"
+    timeout = 600
+
+    def setup(self, problem):
+        try:
+            import sklearn  # noqa: F401
+        except ImportError:
+            raise NotImplementedError("needs scikit-learn") from None
+        PROBLEMS[problem][0]()
+
+    def track_over_coordinate_descent(self, problem):
+        return float(np.median(measure(problem)[:, 0]))
+
+
+if __name__ == "__main__":
+    for name in PROBLEMS:
+        rows = measure(name)
+        ratio, seconds, theirs, iterations = np.median(rows, axis=0)
+        print(
+            f"{name}: ratio {ratio:.3f} ({rows[:, 0].min():.3f} to {rows[:, 0].max():.3f}), "
+            f"{seconds:.3f} s against {theirs:.3f} s, {iterations:g} iterations",
+            flush=True,
+        )

@@ -1,0 +1,712 @@
+"""Nonnegative matrix factorisation by hierarchical alternating least squares."""
+
+import math
+import operator
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from . import _checks
+from ._cpu import hals
+from ._results import ConvergenceWarning
+from ._threads import resolve_workers, run_split
+
+_BLOCK_ENTRIES = 1 << 18  # of the residual that are formed at a time
+_GRAM_FROM = 1e-6  # smallest (error/‖X‖)² left to the Gram formula, which is good to 1e-15
+_ANCHOR_LOST = 1e-4  # the squared error is computed anew when it has shrunk by this factor
+_LARGE = 32  # powers of two within which squares and products are safe in float32
+_CANDIDATES = 32  # rows looked at for a new component
+_PARALLEL_FROM = 1 << 14  # entries of a factor; below, threads cost more than they give
+
+
+@dataclass(frozen=True)
+class NMFResult:
+    """A factorisation X ≈ W·H and how it went.
+
+    Attributes
+    ----------
+    W : ndarray, shape (m, rank)
+        The nonnegative left factor.
+    H : ndarray, shape (rank, n)
+        The nonnegative right factor.
+    n_iter : int
+        Outer iterations done.
+    error : float
+        ``‖X − WH‖_F``, absolute.
+    error_history : ndarray of float64, shape (n_iter + 1,)
+        The error at the start and after each iteration.
+    kkt_residual : float
+        Length of the projected gradient step, relative to ``‖X‖_F``; 0 at a stationary
+        point (see the Notes of `nmf_hals`).  NaN in the states that a callback gets.
+    converged : bool
+        Whether `kkt_residual` fell to `tol`.
+    message : str
+        Why it ended, and how many components were reseeded.
+    reseeded : int
+        How often a component that had become zero was started anew.
+    """
+
+    W: np.ndarray
+    H: np.ndarray
+    n_iter: int
+    error: float
+    error_history: np.ndarray
+    kkt_residual: float
+    converged: bool
+    message: str
+    reseeded: int = 0
+
+
+def nmf_hals(
+    x,
+    rank,
+    *,
+    init="nndsvd",
+    max_iter=200,
+    tol=1e-4,
+    accelerated=True,
+    alpha=0.5,
+    epsilon=0.1,
+    level_w=None,
+    level_h=None,
+    update_h=True,
+    rng=None,
+    callback=None,
+    verbose=False,
+    workers=None,
+    check_finite=True,
+):
+    """Factorise a nonnegative matrix by hierarchical alternating least squares.
+
+    Looks for a stationary point of ::
+
+        minimise  ‖X − W·H‖_F   subject to   W >= 0,  H >= 0
+
+    and, where levels are given, ``hoyer_score(W[:, k]) <= level_w`` and
+    ``hoyer_score(H[k]) <= level_h`` for each component k.  The problem is not convex: the
+    result depends on the start.  With ``update_h=False`` and no level it is convex, and
+    the result is its minimum.
+
+    Parameters
+    ----------
+    x : array_like or scipy.sparse matrix or array, shape (m, n)
+        The data, real and nonnegative.
+    rank : int
+        Number of components, at least 1.  It may exceed min(m, n).
+    init : {"nndsvd", "random"} or pair (W0, H0), default "nndsvd"
+        The start.  "nndsvd" takes the nonnegative parts of a truncated SVD [3]_, the
+        same at every call; components beyond the numerical rank are random.  "random"
+        takes uniform numbers at the scale of the data.  W0 (m, rank) may be None: then W
+        starts at zero and is fitted to H0 (rank, n) first.
+    max_iter : int, default 200
+        Cap on the outer iterations; each updates W, then H.
+    tol : float, default 1e-4
+        Stop when the KKT residual is at most this.  0 runs all `max_iter` iterations,
+        without a warning.
+    accelerated : bool, default True
+        Sweep several times over a factor while the matrix products hold [1]_.
+    alpha, epsilon : float, default 0.5 and 0.1
+        Accelerated form: at most 1 + alpha·ρ sweeps, where ρ is how much more the
+        products cost than a sweep; they end as soon as one moves the factor by at most
+        epsilon times what the first did.
+    level_w, level_h : float or array_like of float64, shape (rank,), optional
+        Bounds on `hoyer_score` of the columns of W and of the rows of H, at least 1 [2]_.
+    update_h : bool, default True
+        With False, H stays as it is and X is encoded in it: ``init=(W0, H)`` or
+        ``init=(None, H)`` gives the dictionary.
+    rng : int, numpy.random.Generator or None, optional
+        For a random start, random components and reseeding.
+    callback : callable, optional
+        Called as ``callback(iteration, state)`` after each iteration, where state is an
+        `NMFResult` whose factors are the live arrays: copy what you keep, write nothing.
+        A true return value stops the iterations.
+    verbose : bool, default False
+        Print a line about once a second, and one at the end.
+    workers : int or None, default None
+        Number of threads for the sweeps and the projections, -1 for all processors, None
+        for `get_workers`.  The result is the same bits for every number.  Dense products
+        use the threads of BLAS, which are set elsewhere.
+    check_finite : bool, default True
+        Raise on NaN and inf.  Otherwise the result of such data is undefined.
+
+    Returns
+    -------
+    result : NMFResult
+        W and H in the floating dtype of `x` (integers and booleans give float64), the
+        error after each iteration, the KKT residual, and why it ended.
+
+    Raises
+    ------
+    ValueError
+        If `x` is not a matrix, has a negative entry, or holds NaN or inf and
+        `check_finite` is true; if `rank`, `max_iter`, `tol`, `alpha`, `epsilon` or a
+        level is out of range; if `init` is an unknown name, or its factors have the
+        wrong shape, a negative or a non-finite entry; if ``update_h=False`` comes
+        without H.
+    TypeError
+        If `x`, W0 or H0 is complex, of another non-real dtype, or masked, or `init` is
+        neither a name nor a pair.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If `max_iter` was reached and `tol` was not.
+
+    See Also
+    --------
+    project_cai : The projection that keeps the levels.
+    level_for_sparseness : The level of a Hoyer sparseness.
+
+    Notes
+    -----
+    A sweep minimises over the components in turn.  With A = X·Hᵀ and B = H·Hᵀ, column k
+    of W becomes ``max(0, w_k + (A_k − W·B_k)/B_kk)``, its minimiser; so the error never
+    rises, up to rounding.  A level keeps that: the minimiser over the vectors of bounded
+    score is the projection of the unconstrained one, as all have the same norm to
+    minimise in, and it replaces the column within the sweep.  W0 and H0 are projected
+    first.
+
+    An iteration costs 4·nnz·rank operations for the products and
+    ``2·(m + n)·rank²`` for each sweep.  The sweeps stop block by block (64 rows of W or
+    columns of H); with levels, for the whole factor.
+
+    The KKT residual is
+    ``sqrt(Σ_k ‖ΔW_k‖²·‖H_k‖² + Σ_k ‖ΔH_k‖²·‖W_k‖²) / ‖X‖_F``, where ΔW_k is the projected
+    gradient step of that column alone, with step length 1/‖H_k‖²; it changes neither
+    with the unit of X nor with the scales of the components.  A step in W alone with
+    ``update_h=False``.
+
+    The error follows from the decreases that the sweeps report, and is computed anew
+    where it has shrunk by 100: by the Gram formula ‖X‖² − 2⟨A, W⟩ + ⟨WᵀW, B⟩ above
+    ``1e-3·‖X‖``, and below, where that loses its digits, from the residual in row
+    blocks (for sparse data too, a few times in a run).  So small errors are right to
+    about ``eps·‖X‖``.  `error_history` takes this into account backwards; what a callback
+    sees is good to 1e-8 relative.
+
+    A component whose column or row becomes zero is reseeded: H_k takes the positive
+    part of a row of the residual, W_k is zero until the next iteration, and the error
+    stays.  Nothing is reseeded where no residual is left, nor with ``update_h=False``.
+
+    References
+    ----------
+    .. [1] N. Gillis and F. Glineur, "Accelerated multiplicative updates and hierarchical
+       ALS algorithms for nonnegative matrix factorization", Neural Comput. 24(4),
+       1085-1105 (2012), :doi:`10.1162/NECO_a_00256`.
+    .. [2] P. O. Hoyer, "Non-negative matrix factorization with sparseness constraints",
+       J. Mach. Learn. Res. 5, 1457-1469 (2004).
+    .. [3] C. Boutsidis and E. Gallopoulos, "SVD based initialization: A head start for
+       nonnegative matrix factorization", Pattern Recognit. 41(4), 1350-1362 (2008),
+       :doi:`10.1016/j.patcog.2007.09.010`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import hoyer_score
+    >>> from conehoyer.nmf import nmf_hals
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.random((30, 3)) @ rng.random((3, 20))
+    >>> result = nmf_hals(x, 3, max_iter=500)
+    >>> result.converged, bool(result.error < 0.01 * np.linalg.norm(x))
+    (True, True)
+    >>> sparse = nmf_hals(x, 3, level_h=5.0, max_iter=500)
+    >>> bool(np.all(hoyer_score(sparse.H) <= 5.0 + 1e-9))
+    True
+
+    New data in the dictionary found:
+
+    >>> code = nmf_hals(x[:5], 3, init=(None, result.H), update_h=False, max_iter=500)
+    >>> code.W.shape, code.H is result.H
+    ((5, 3), False)
+    """
+    rank = _integer(rank, "rank", 1)
+    max_iter = _integer(max_iter, "max_iter", 0)
+    tol = _number(tol, "tol")
+    alpha = _number(alpha, "alpha")
+    epsilon = _number(epsilon, "epsilon")
+    level_w = _levels(level_w, "level_w", rank)
+    level_h = _levels(level_h, "level_h", rank)
+    workers = resolve_workers(workers)
+    rng = np.random.default_rng(rng)
+    data = _Data(x, check_finite)
+    pair = _pair(init, rank, data, update_h)
+    if not accelerated:
+        alpha = 0.0
+    if pair is None:
+        wt, h = (_nndsvd if init == "nndsvd" else _random)(data, rank, rng)
+    else:
+        wt, h = pair
+    run = _Run(data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers)
+    return run.until(max_iter, tol, callback, verbose)
+
+
+# --- arguments -----------------------------------------------------------------------
+
+
+def _integer(value, name, least):
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _number(value, name):
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
+    return number
+
+
+def _levels(value, name, rank):
+    """One level for each component, or None."""
+    if value is None:
+        return None
+    components = _checks.slices(np.empty((rank, 1)), -1)
+    return _checks.per_slice(value, name, components, 1.0, what=">= 1")
+
+
+def _check_entries(values, name, check_finite):
+    """Raise on NaN, inf and negative entries; returns the largest entry."""
+    if values.size == 0:
+        return 0.0
+    low, high = float(values.min()), float(values.max())
+    if check_finite and not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"{name} must not contain NaN or inf; check_finite=False skips this test")
+    if low < 0.0:
+        raise ValueError(f"{name} must be nonnegative, got an entry {low}")
+    return high
+
+
+def _pair(init, rank, data, update_h):
+    """Transposed W0 and H0 in the work's dtype and unit, copied; None for a name."""
+    if isinstance(init, str):
+        _checks.choose(init, "init", ("nndsvd", "random"))
+        if not update_h:
+            raise ValueError(
+                "update_h=False needs the dictionary: give init=(None, H) or init=(W0, H), "
+                f"got init={init!r}"
+            )
+        return None
+    if not isinstance(init, tuple | list) or len(init) != 2:
+        raise TypeError(
+            f"init must be 'nndsvd', 'random' or a pair (W0, H0), got {type(init).__name__}"
+        )
+    w, h = init
+    if h is None:
+        raise ValueError("init=(W0, H0) needs H0; only W0 may be None")
+    m, n = data.shape
+    h = _factor(h, "H0 of init", (rank, n), data)
+    if w is None:
+        return np.zeros((rank, m), data.work), h
+    w = _factor(w, "W0 of init", (m, rank), data)
+    return np.ascontiguousarray(np.ldexp(w.T, -data.exponent)), h
+
+
+def _factor(value, name, shape, data):
+    array = _checks.as_array(value, name)
+    _checks._result_dtype(array.dtype, name)  # real, or TypeError
+    if array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    array = np.array(array, data.work, order="C")
+    _check_entries(array, name, True)
+    return array
+
+
+# --- the data ------------------------------------------------------------------------
+
+
+class _Data:
+    """X, dense or in compressed rows, times 2^−exponent: its products and its residual."""
+
+    def __init__(self, x, check_finite):
+        self.sparse = type(x).__module__.startswith("scipy.sparse")
+        array = x if self.sparse else _checks.as_array(x)
+        if array.ndim != 2:
+            raise ValueError(f"x must be a matrix, got {array.ndim} dimensions")
+        self.shape = array.shape
+        self.dtype = _checks._result_dtype(array.dtype, "x")
+        self.work = np.dtype(np.float32 if self.dtype.itemsize <= 4 else np.float64)
+        if self.sparse:
+            array = array.tocsr().astype(self.work, copy=False)
+            if not array.has_canonical_format:
+                array = array.copy()
+                array.sum_duplicates()
+            entries = array.data
+        else:
+            array = np.asarray(array, dtype=self.work)
+            if not (array.flags.c_contiguous or array.flags.f_contiguous):
+                array = np.ascontiguousarray(array)
+            entries = array
+        top = _check_entries(entries, "x", check_finite)
+        self.exponent = 0
+        if top > 0.0 and math.isfinite(top) and abs(math.frexp(top)[1]) > _LARGE:
+            self.exponent = math.frexp(top)[1]  # else squares over- or underflow
+            if self.sparse:
+                array = array.copy()
+                array.data = np.ldexp(array.data, -self.exponent)
+            else:
+                array = np.ldexp(array, -self.exponent)
+        self.matrix = array
+        self.entries = int(array.nnz) if self.sparse else array.size
+        self.norm = math.sqrt(self._squares())
+
+    def _squares(self):
+        """‖X‖², summed in float64."""
+        flat = self.matrix.data if self.sparse else self.matrix.ravel(order="K")
+        total = 0.0
+        for begin in range(0, flat.size, _BLOCK_ENTRIES):
+            part = flat[begin : begin + _BLOCK_ENTRIES].astype(np.float64, copy=False)
+            total += float(part @ part)
+        return total
+
+    def times(self, h):
+        """(X·hᵀ)ᵀ for h (r, n)."""
+        if self.sparse:
+            return np.ascontiguousarray((self.matrix @ np.ascontiguousarray(h.T)).T)
+        return h @ self.matrix.T
+
+    def transposed_times(self, wt):
+        """wt·X for wt (r, m)."""
+        if self.sparse:
+            return np.ascontiguousarray((self.matrix.T @ np.ascontiguousarray(wt.T)).T)
+        return wt @ self.matrix
+
+    def rows(self, which):
+        """Some rows, dense, in float64."""
+        part = self.matrix[which]
+        return (part.toarray() if self.sparse else part).astype(np.float64, copy=False)
+
+    def residual_squares(self, wt, h):
+        """‖X − WH‖² from the residual, in row blocks and in float64."""
+        h = h.astype(np.float64, copy=False)
+        m, n = self.shape
+        size = max(_BLOCK_ENTRIES // max(n, 1), 1)
+        total = 0.0
+        for begin in range(0, m, size):
+            part = slice(begin, min(begin + size, m))
+            gap = wt[:, part].T.astype(np.float64, copy=False) @ h
+            np.subtract(self.rows(part), gap, out=gap)
+            gap = gap.reshape(-1)
+            total += float(gap @ gap)
+        return total
+
+
+# --- starts --------------------------------------------------------------------------
+
+
+def _random(data, rank, rng):
+    """Uniform factors such that WH has the mean of X."""
+    m, n = data.shape
+    total = float(data.matrix.sum(dtype=np.float64))
+    scale = 2.0 * math.sqrt(total / max(m * n, 1) / rank)
+    return tuple(
+        (scale * rng.random((rank, count))).astype(data.work, copy=False) for count in (m, n)
+    )
+
+
+def _nndsvd(data, rank, rng):
+    """The larger of the nonnegative parts of each singular triple, of a sketched SVD."""
+    m, n = data.shape
+    width = min(rank + 10, m, n)
+    wt, h = np.zeros((rank, m), data.work), np.zeros((rank, n), data.work)
+    found = 0
+    if width and data.norm > 0.0:
+        # A fixed sketch: the same start at every call.
+        sketch = np.random.default_rng(0).standard_normal((width, n)).astype(data.work)
+        for _ in range(4):
+            basis = np.linalg.qr(data.times(sketch).T)[0]
+            sketch = np.linalg.qr(data.transposed_times(np.ascontiguousarray(basis.T)).T)[0].T
+            sketch = np.ascontiguousarray(sketch)
+        basis = np.linalg.qr(data.times(sketch).T)[0].T
+        basis = np.ascontiguousarray(basis)
+        u, sizes, v = np.linalg.svd(data.transposed_times(basis), full_matrices=False)
+        u = u.T @ basis
+        floor = sizes[0] * max(m, n) * np.finfo(data.work).eps
+        for k in range(min(rank, width)):
+            if not sizes[k] > floor:
+                break
+            parts = []
+            for sign in (1.0, -1.0):
+                left, right = np.maximum(sign * u[k], 0), np.maximum(sign * v[k], 0)
+                lengths = float(np.linalg.norm(left)), float(np.linalg.norm(right))
+                parts.append((lengths[0] * lengths[1], lengths, left, right))
+            weight, lengths, left, right = max(parts, key=lambda part: part[0])
+            if not weight > 0.0:
+                break
+            root = math.sqrt(float(sizes[k]) * weight)
+            wt[k], h[k] = left * (root / lengths[0]), right * (root / lengths[1])
+            found = k + 1
+    if found < rank:
+        other = _random(data, rank, rng)
+        wt[found:], h[found:] = other[0][found:], other[1][found:]
+    return wt, h
+
+
+# --- the iterations ------------------------------------------------------------------
+
+
+class _Side:
+    """One factor, a component a row, and how it is updated."""
+
+    def __init__(self, factor, levels, most, epsilon, workers):
+        self.factor, self.levels = factor, levels
+        self.most, self.epsilon = most, epsilon
+        self.workers = workers if factor.size >= _PARALLEL_FROM else 1
+        self.project()
+
+    def project(self):
+        """Bring the rows under their levels."""
+        if self.levels is not None and self.factor.size:
+            self.factor[...] = self._nearest(self.factor, self.levels)
+
+    def _nearest(self, rows, levels):
+        from .projections import project_cai
+
+        return project_cai(rows, levels, nonneg=True, check_finite=False, workers=self.workers)
+
+    def update(self, gram, product):
+        """Sweep; returns the decrease of the squared error, and the first step's length²."""
+        if self.levels is not None:
+            return self._update_by_rows(gram, product)
+        blocks = hals.blocks_of(self.factor.shape[1])
+        gains, steps = np.zeros(blocks), np.zeros(blocks)
+        run_split(
+            partial(
+                hals.sweep_blocks,
+                gram, product, self.factor, self.most, self.epsilon, gains, steps,
+            ),
+            blocks,
+            self.workers,
+        )  # fmt: skip
+        return float(gains.sum()), float(steps.sum())
+
+    def _update_by_rows(self, gram, product):
+        """The same with levels, which need whole rows."""
+        gain = longest = 0.0
+        for sweep in range(self.most):
+            length = 0.0
+            for k, row in enumerate(self.factor):
+                diagonal = gram[k, k]
+                if not diagonal > 0.0:
+                    continue
+                slope = product[k] - gram[k] @ self.factor
+                new = self._nearest(row + slope / diagonal, self.levels[k])
+                move = (new - row).astype(np.float64)
+                step = float(diagonal) * float(move @ move)
+                gain += 2.0 * float(move @ slope) - step
+                length += step
+                row[...] = new
+            if sweep == 0:
+                longest = length
+            if not length > self.epsilon**2 * longest:
+                break
+        return gain, longest
+
+    def stationarity(self, gram, product):
+        """Squared length of the projected gradient steps, each row by itself."""
+        diagonal = np.diag(gram)
+        live = diagonal > 0.0
+        if not live.any():
+            return 0.0
+        diagonal, rows = diagonal[live, None], self.factor[live]
+        goal = rows + (product - gram @ self.factor)[live] / diagonal
+        if self.levels is None:
+            goal = np.maximum(goal, 0)
+        else:
+            goal = self._nearest(goal, self.levels[live])
+        return float((diagonal * (goal - rows).astype(np.float64) ** 2).sum())
+
+
+class _Run:
+    """The state of a factorisation."""
+
+    def __init__(self, data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers):
+        self.data, self.update_h, self.rng = data, update_h, rng
+        rank = len(wt)
+        m, n = data.shape
+        # Flops of the products over those of a sweep, as in Gillis and Glineur.
+        rho_w = 1.0 + (data.entries + n * rank) / max(m * (rank + 1), 1)
+        rho_h = 1.0 + (data.entries + m * rank) / max(n * (rank + 1), 1)
+        self.w = _Side(wt, level_w, 1 + int(alpha * rho_w), epsilon, workers)
+        if update_h:
+            self.h = _Side(h, level_h, 1 + int(alpha * rho_h), epsilon, workers)
+        else:
+            self.h = _Side(h, None, 1, epsilon, workers)
+            self._check_dictionary(level_h)
+        self.reseeded = 0
+        self.product_h = self.gram_w = None
+        self.history, self.first = [0.0], 0
+        self._multiply()
+        self.anchor()
+
+    def _check_dictionary(self, level_h):
+        if level_h is not None:
+            raise ValueError("level_h needs update_h=True: a given dictionary stays as it is")
+        self.w.factor[~self.h.factor.any(axis=1)] = 0  # what multiplies nothing
+
+    def _root(self, squares):
+        """An error in the data's unit."""
+        return np.ldexp(np.sqrt(np.maximum(squares, 0.0)), self.data.exponent)
+
+    @property
+    def error(self):
+        return float(self._root(self.history[-1]))
+
+    def _multiply(self):
+        """What an update of W needs."""
+        self.product_w = self.data.times(self.h.factor)
+        self.gram_h = self.h.factor @ self.h.factor.T
+
+    def anchor(self, exactly=False):
+        """Compute the squared error anew, by the Gram formula where that is good enough.
+
+        The decreases since the last time are known better than the error itself: what
+        was wrong with it was wrong with those in between.
+        """
+        w, h, norm = self.w.factor, self.h.factor, self.data.norm
+        squares = -1.0
+        if self.data.work == np.float64 and not exactly:
+            mixed = float((self.product_w * w).sum())
+            squares = norm**2 - 2.0 * mixed + float(((w @ w.T) * self.gram_h).sum())
+        rough = squares > _GRAM_FROM * norm**2
+        if not rough:
+            squares = self.data.residual_squares(w, h)
+        last = len(self.history) - 1
+        shift = squares - self.history[last]
+        for i in range(self.first, last):
+            self.history[i] += shift
+        self.history[last] = squares
+        if not rough:
+            self.first = last + 1
+        self.lost = _ANCHOR_LOST * squares
+        if rough:
+            self.lost = max(self.lost, _GRAM_FROM * norm**2)
+
+    def iterate(self):
+        """Update W, then H; returns the squared length of the first steps."""
+        gain, step = self.w.update(self.gram_h, self.product_w)
+        if self.update_h:
+            w = self.w.factor
+            self.product_h = self.data.transposed_times(w)
+            self.gram_w = w @ w.T
+            more, further = self.h.update(self.gram_w, self.product_h)
+            gain, step = gain + more, step + further
+            if self._reseed():
+                step = math.inf
+            self._multiply()
+        self.history.append(self.history[-1] - gain)
+        if not self.history[-1] > self.lost:
+            self.anchor()
+        return step
+
+    def _reseed(self):
+        """Give components that have become zero a row of the residual to start from."""
+        w, h = self.w.factor, self.h.factor
+        if self.gram_w.diagonal().all() and h.any(axis=1).all():
+            return False
+        dead = np.flatnonzero(~(w.any(axis=1) & h.any(axis=1)))
+        m = self.data.shape[0]
+        again = False
+        for k in dead:
+            w[k] = 0  # without it h[k] is free
+            rows = np.sort(self.rng.choice(m, min(_CANDIDATES, m), replace=False))
+            gap = self.data.rows(rows) - w[:, rows].T.astype(np.float64) @ h
+            seeds = np.maximum(gap, 0)
+            lengths = np.linalg.norm(seeds, axis=1)
+            best = lengths.argmax()
+            size = np.finfo(self.data.work).eps * self.data.norm
+            h[k] = 0
+            if lengths[best] > 8.0 * size / math.sqrt(m):
+                h[k] = seeds[best] / math.sqrt(lengths[best])
+                self.reseeded += 1
+                again = True
+        if again:
+            self.h.project()
+        if dead.size:
+            self.gram_w = None  # and product_h: of the factors before
+        return again
+
+    def kkt_residual(self):
+        """Length of the projected gradient step, relative to ‖X‖."""
+        total = self.w.stationarity(self.gram_h, self.product_w)
+        if self.update_h:
+            if self.gram_w is None:
+                self.product_h = self.data.transposed_times(self.w.factor)
+                self.gram_w = self.w.factor @ self.w.factor.T
+            total += self.h.stationarity(self.gram_w, self.product_h)
+        return math.sqrt(total) / self.data.norm if self.data.norm > 0.0 else math.sqrt(total)
+
+    def result(self, message, kkt, converged):
+        """The outcome in the data's unit and dtype; without a message, the live state."""
+        w, h = self.w.factor.T, self.h.factor
+        if self.data.exponent:
+            w = np.ldexp(w, self.data.exponent)
+        if message:
+            w = np.ascontiguousarray(w).astype(self.data.dtype, copy=False)
+            h = h.astype(self.data.dtype, copy=False)
+            if self.reseeded:
+                message += f"; {self.reseeded} dead component(s) reseeded"
+        history = self._root(self.history)
+        return NMFResult(
+            w, h, len(history) - 1, float(history[-1]), history, kkt, converged,
+            message, self.reseeded,
+        )  # fmt: skip
+
+    def until(self, max_iter, tol, callback, verbose):
+        """Iterate until the KKT residual is at most tol, the callback says so, or the cap."""
+        kkt, said = math.nan, perf_counter()
+        message, converged, warn = "", False, False
+        reached = f"KKT residual at most tol={tol}"
+        if self.data.norm == 0.0 or 0 in self.data.shape:
+            self.w.factor[...] = 0
+            self.history = [0.0]
+            return self.result("x is zero or empty", 0.0, True)
+        while not message:
+            n_iter = len(self.history) - 1
+            if n_iter >= max_iter:
+                kkt = self.kkt_residual()
+                converged = tol > 0.0 and kkt <= tol
+                warn = tol > 0.0 and not converged
+                message = reached if converged else f"reached max_iter={max_iter} iterations"
+                break
+            step = self.iterate()
+            n_iter += 1
+            kkt = math.nan
+            # The step of the sweep costs nothing; the residual is only computed near its end.
+            if tol > 0.0 and math.sqrt(step) <= 4.0 * tol * self.data.norm:
+                kkt = self.kkt_residual()
+                converged = kkt <= tol
+            if callback is not None and callback(n_iter, self.result("", math.nan, converged)):
+                message = "stopped by the callback"
+            elif converged:
+                message = reached
+            if verbose and perf_counter() - said > 1.0:
+                said = perf_counter()
+                print(f"nmf_hals: iteration {n_iter}, error {self.error:.6g}")
+        if math.isnan(kkt):
+            kkt = self.kkt_residual()
+        small = self.history[-1] < _GRAM_FROM * self.data.norm**2
+        if small or self.data.work != np.float64:  # float32 decreases are good to 1e-7
+            self.anchor(exactly=True)
+        result = self.result(message, kkt, converged)
+        if verbose:
+            print(
+                f"nmf_hals: {result.n_iter} iterations, error {result.error:.6g}, "
+                f"KKT residual {kkt:.3g}: {result.message}"
+            )
+        if warn:
+            warnings.warn(
+                f"nmf_hals reached max_iter={max_iter} with KKT residual {kkt:.3g} > tol={tol}: "
+                "raise max_iter or tol",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return result

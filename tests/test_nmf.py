@@ -1,0 +1,401 @@
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conehoyer as ch
+from conehoyer.nmf import NMFResult, nmf_hals
+
+UNIT = np.finfo(float).eps
+
+
+def planted(m=60, n=40, rank=4, seed=0, density=0.6):
+    rng = np.random.default_rng(seed)
+    w, h = (rng.random(s) * (rng.random(s) < density) for s in ((m, rank), (rank, n)))
+    return w @ h
+
+
+def noisy(m=60, n=40, rank=4, seed=0):
+    return planted(m, n, rank, seed) + 0.1 * np.random.default_rng(seed).random((m, n))
+
+
+def factors(m, n, rank, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.random((m, rank)), rng.random((rank, n))
+
+
+def textbook(x, w, h, iterations):
+    """HALS as in the books: each column of W, then each row of H, from the whole residual."""
+    w, h = w.copy(), h.copy()
+    errors = [np.linalg.norm(x - w @ h)]
+    for _ in range(iterations):
+        for k in range(w.shape[1]):
+            without = x - w @ h + np.outer(w[:, k], h[k])
+            w[:, k] = np.maximum(without @ h[k] / (h[k] @ h[k]), 0)
+        for k in range(w.shape[1]):
+            without = x - w @ h + np.outer(w[:, k], h[k])
+            h[k] = np.maximum(w[:, k] @ without / (w[:, k] @ w[:, k]), 0)
+        errors.append(np.linalg.norm(x - w @ h))
+    return w, h, np.array(errors)
+
+
+def run(x, rank, **options):
+    """Iterations alone, without a test of convergence."""
+    return nmf_hals(x, rank, **({"tol": 0, "max_iter": 30, "rng": 0} | options))
+
+
+def assert_never_rises(result, norm):
+    errors = result.error_history
+    assert np.all(errors[1:] <= errors[:-1] * (1 + 1e-12) + 4 * UNIT * norm)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "rank"), [(60, 40, 4), (5, 130, 2), (200, 7, 3), (64, 64, 1), (90, 70, 9)]
+)
+def test_against_the_textbook(m, n, rank):
+    x = noisy(m, n)
+    start = tuple(0.5 * f for f in factors(m, n, rank))
+    for count in (1, 2, 10):
+        w, h, errors = textbook(x, *start, count)
+        got = run(x, rank, init=start, max_iter=count, accelerated=False)
+        np.testing.assert_allclose(got.W, w, atol=1e-9 * w.max())
+        np.testing.assert_allclose(got.H, h, atol=1e-9 * h.max())
+        np.testing.assert_allclose(got.error_history, errors, rtol=1e-10)
+        assert got.n_iter == count
+        assert got.reseeded == 0
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize("init", ["nndsvd", "random"])
+def test_the_error_never_rises(accelerated, init):
+    for x in (noisy(), planted(), noisy(300, 200, 6)):
+        got = run(x, 4, init=init, accelerated=accelerated, max_iter=200)
+        assert_never_rises(got, np.linalg.norm(x))
+        assert got.error == got.error_history[-1]
+        assert got.error_history.shape == (201,)
+        assert got.error == pytest.approx(np.linalg.norm(x - got.W @ got.H), rel=1e-10)
+
+
+def test_acceleration_is_ahead_per_iteration():
+    x = noisy(300, 200, 6)
+    start = factors(300, 200, 6)
+    slow = run(x, 6, init=start, accelerated=False)
+    fast = run(x, 6, init=start)
+    assert fast.error_history[5] < slow.error_history[5]
+
+
+def test_an_exact_factorisation_is_found():
+    x = planted(40, 30, 3)
+    got = nmf_hals(x, 3, tol=1e-9, max_iter=20_000)
+    assert got.converged
+    assert got.kkt_residual <= 1e-9
+    assert got.error <= 1e-7 * np.linalg.norm(x)
+    assert "tol" in got.message
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("distance", [1e-4, 1e-8, 1e-12])
+def test_small_errors_are_right(sparse, distance):
+    w, h = factors(50, 40, 3)
+    x = w @ h
+    w *= 1 + distance * np.random.default_rng(2).random(w.shape)
+    given = scipy.sparse.csr_array(x) if sparse else x
+    for count in (0, 3):
+        got = run(given, 3, init=(w, h), max_iter=count)
+        wide = np.longdouble
+        expected = np.linalg.norm((x.astype(wide) - got.W.astype(wide) @ got.H).astype(float))
+        assert expected < 2 * distance * np.linalg.norm(x)
+        assert got.error == pytest.approx(expected, rel=1e-6 if distance > 1e-10 else 0.5)
+
+
+def test_the_kkt_residual_is_what_the_docstring_says():
+    x = noisy()
+    got = run(x, 4, max_iter=7)
+    gap, total = x - got.W @ got.H, 0.0
+    for w, h in zip(got.W.T, got.H, strict=True):
+        step = np.maximum(w + gap @ h / (h @ h), 0) - w
+        total += step @ step * (h @ h)
+        step = np.maximum(h + w @ gap / (w @ w), 0) - h
+        total += step @ step * (w @ w)
+    assert got.kkt_residual == pytest.approx(np.sqrt(total) / np.linalg.norm(x), rel=1e-9)
+    scaled = run(x, 4, init=(4.0 * got.W, got.H / 4.0), max_iter=0)
+    assert scaled.kkt_residual == pytest.approx(got.kkt_residual, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "csc_array", "csr_matrix", "coo_array"])
+def test_sparse_equals_dense(kind):
+    x = noisy() * (np.random.default_rng(3).random((60, 40)) < 0.2)
+    for init in ("nndsvd", factors(60, 40, 4)):
+        dense = run(x, 4, init=init, accelerated=False, max_iter=10)
+        got = run(getattr(scipy.sparse, kind)(x), 4, init=init, accelerated=False, max_iter=10)
+        np.testing.assert_allclose(got.W, dense.W, atol=1e-10)
+        np.testing.assert_allclose(got.H, dense.H, atol=1e-10)
+        np.testing.assert_allclose(got.error_history, dense.error_history, rtol=1e-10)
+
+
+def test_duplicate_entries_of_a_sparse_matrix_are_added():
+    x = scipy.sparse.coo_array(([1.0, -0.5, 2.0], ([0, 0, 1], [0, 0, 1])), shape=(2, 2)).tocsr()
+    assert run(x, 2).error == pytest.approx(0.0, abs=1e-12)
+    raw = scipy.sparse.csr_array(([1.0, -0.5, 2.0], [0, 0, 1], [0, 2, 3]), shape=(2, 2))
+    assert run(raw, 2).error == pytest.approx(0.0, abs=1e-12)
+    assert raw.nnz == 3
+
+
+def test_dtypes():
+    x = noisy()
+    got = run(x.astype(np.float32), 4, init="random")
+    assert got.W.dtype == got.H.dtype == np.float32
+    rises = np.diff(got.error_history) / got.error_history[:-1]
+    assert rises.max() < 1e-5
+    x32 = x.astype(np.float32).astype(float)
+    assert got.error == pytest.approx(np.linalg.norm(x32 - got.W.astype(float) @ got.H), rel=1e-9)
+    whole = np.arange(12).reshape(4, 3)
+    for dtype in (np.int32, bool, np.float16, ">f8"):
+        data = whole.astype(dtype)
+        got = run(data, 2)
+        expected = np.float16 if dtype is np.float16 else np.float64
+        assert got.W.dtype == expected
+        assert got.W.shape == (4, 2)
+    assert run(scipy.sparse.csr_array(x.astype(np.float32)), 2).H.dtype == np.float32
+
+
+def test_layouts_and_inputs_are_left_alone():
+    x = noisy()
+    w, h = factors(60, 40, 4)
+    before = x.copy(), w.copy(), h.copy()
+    expected = run(x, 4, init=(w, h), max_iter=5)
+    for a, b in zip((x, w, h), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    wide = np.zeros((120, 80))
+    wide[::2, ::2] = x
+    readonly = x.copy()
+    readonly.flags.writeable = False
+    for other in (np.asfortranarray(x), wide[::2, ::2], readonly, x.tolist()):
+        got = run(other, 4, init=(np.asfortranarray(w), h[:, ::-1][:, ::-1]), max_iter=5)
+        np.testing.assert_allclose(got.W, expected.W, rtol=1e-9, atol=1e-12)
+    assert got.W.flags.c_contiguous
+    assert got.H.flags.c_contiguous
+
+
+@pytest.mark.parametrize("levels", [{}, {"level_w": 300.0, "level_h": 20.0}])
+def test_workers_give_the_same_bits(levels):
+    x = noisy(5000, 40, 4)
+    one = run(x, 4, max_iter=5, **levels)
+    for workers in (2, 3):
+        other = run(x, 4, max_iter=5, workers=workers, **levels)
+        np.testing.assert_array_equal(one.W, other.W)
+        np.testing.assert_array_equal(one.H, other.H)
+        np.testing.assert_array_equal(one.error_history, other.error_history)
+
+
+def test_a_dead_component_is_reseeded():
+    x = noisy()
+    w, h = factors(60, 40, 4)
+    w[:, 1] = 0
+    h[1] = 0
+    got = run(x, 4, init=(w, h), max_iter=50)
+    assert got.reseeded == 1
+    assert "1 dead component(s) reseeded" in got.message
+    assert got.W[:, 1].any()
+    assert got.H[1].any()
+    assert_never_rises(got, np.linalg.norm(x))
+    assert run(x, 4, init=factors(60, 40, 4)).reseeded == 0
+    # Nothing is left to start from.
+    exact = run(np.ones((6, 5)), 2, init=(np.eye(6, 2) + 1, np.array([[1.0] * 5, [0.0] * 5])))
+    assert exact.error <= 1e-14
+
+
+def test_starts():
+    x = noisy()
+    np.testing.assert_array_equal(run(x, 3, rng=0).W, run(x, 3, rng=1).W)
+    first = run(x, 3, init="random", rng=5)
+    again = run(x, 3, init="random", rng=np.random.default_rng(5))
+    np.testing.assert_array_equal(first.W, again.W)
+    start = nmf_hals(x, 3, max_iter=0, tol=0)
+    assert start.n_iter == 0
+    assert start.error < np.linalg.norm(x)
+    fitted = run(x, 3, init=(None, factors(60, 40, 3)[1]))
+    assert fitted.error_history[0] == pytest.approx(np.linalg.norm(x))
+    for init in ("nndsvd", "random"):  # more components than either side has entries
+        got = run(x[:5, :4], 7, init=init, max_iter=300)
+        assert got.W.shape == (5, 7)
+        assert got.error < 1e-3
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_encoding_is_nonnegative_least_squares(accelerated):
+    x = np.random.default_rng(4).random((20, 15))
+    h = np.random.default_rng(5).random((4, 15))
+    for w0 in (None, np.ones((20, 4))):
+        got = nmf_hals(
+            x, 4, init=(w0, h), update_h=False, tol=1e-13, max_iter=5000, accelerated=accelerated
+        )
+        expected = [scipy.optimize.nnls(h.T, row)[0] for row in x]
+        np.testing.assert_allclose(got.W, expected, atol=1e-6)
+        np.testing.assert_array_equal(got.H, h)
+        assert got.converged
+        assert_never_rises(got, np.linalg.norm(x))
+    empty = h.copy()
+    empty[2] = 0
+    got = run(x, 4, init=(np.ones((20, 4)), empty), update_h=False)
+    assert not got.W[:, 2].any()
+
+
+def test_levels_hold():
+    x = noisy(80, 50, 4)
+    level_h = np.array([5.0, 10.0, 20.0, 50.0])
+    for options in (
+        {"level_w": 20.0},
+        {"level_h": level_h},
+        {"level_w": 20.0, "level_h": level_h, "accelerated": False},
+    ):
+        got = run(x, 4, max_iter=40, **options)
+        if "level_w" in options:
+            assert np.all(ch.hoyer_score(got.W, axis=0) <= 20.0 * (1 + 1e-12))
+        if "level_h" in options:
+            assert np.all(ch.hoyer_score(got.H) <= level_h * (1 + 1e-12))
+        assert got.W.min() >= 0
+        assert got.H.min() >= 0
+        assert_never_rises(got, np.linalg.norm(x))
+        assert got.error == pytest.approx(np.linalg.norm(x - got.W @ got.H), rel=1e-10)
+    free = run(x, 4, accelerated=False)
+    loose = run(x, 4, accelerated=False, level_w=80.0, level_h=50.0)
+    np.testing.assert_allclose(loose.W, free.W, atol=1e-9)
+
+
+def test_the_callback_sees_the_state_and_stops():
+    x = noisy()
+    seen = []
+
+    def callback(iteration, state):
+        assert isinstance(state, NMFResult)
+        assert state.error == pytest.approx(np.linalg.norm(x - state.W @ state.H), rel=1e-8)
+        seen.append((iteration, state.n_iter))
+        return iteration == 3
+
+    got = nmf_hals(x, 4, tol=1e-12, callback=callback)
+    assert seen == [(1, 1), (2, 2), (3, 3)]
+    assert got.n_iter == 3
+    assert not got.converged
+    assert "callback" in got.message
+
+
+def test_the_cap_warns():
+    x = noisy()
+    with pytest.warns(ch.ConvergenceWarning, match="max_iter=2"):
+        got = nmf_hals(x, 4, max_iter=2, tol=1e-10)
+    assert not got.converged
+    assert got.n_iter == 2
+    assert nmf_hals(x, 4, max_iter=2, tol=0).message.startswith("reached max_iter=2")
+
+
+def test_verbose(capsys):
+    run(noisy(), 2, verbose=True)
+    assert "30 iterations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factor", [2.0**-600, 2.0**600])
+def test_units(factor):
+    x = noisy()
+    start = factors(60, 40, 3)
+    one = run(x, 3, init=start)
+    other = run(x * factor, 3, init=(start[0] * factor, start[1]))
+    np.testing.assert_allclose(other.W / factor, one.W, rtol=1e-6, atol=1e-8)
+    assert other.error / factor == pytest.approx(one.error)
+    assert other.kkt_residual == pytest.approx(one.kkt_residual, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("init", ["nndsvd", "random", "pair"])
+def test_empty(shape, init):
+    if init == "pair":
+        init = factors(*shape, 2)
+    for x in (np.empty(shape), scipy.sparse.csr_array(shape)):
+        got = nmf_hals(x, 2, init=init)
+        assert got.W.shape == (shape[0], 2)
+        assert got.H.shape == (2, shape[1])
+        assert got.error == 0
+        assert got.converged
+
+
+def test_zero_matrix():
+    for init in ("nndsvd", "random", factors(4, 3, 2)):
+        got = nmf_hals(np.zeros((4, 3)), 2, init=init)
+        assert got.error == 0
+        assert not (got.W @ got.H).any()
+
+
+X = np.ones((4, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((-X, 2), ValueError, "x must be nonnegative, got an entry -1"),
+        ((scipy.sparse.csr_array(-X), 2), ValueError, "x must be nonnegative"),
+        ((X * np.nan, 2), ValueError, "x must not contain NaN or inf"),
+        ((X * np.inf, 2), ValueError, "x must not contain NaN or inf"),
+        ((X[0], 2), ValueError, "x must be a matrix, got 1"),
+        ((X * 1j, 2), TypeError, "x must have a real"),
+        ((X.astype(object), 2), TypeError, "x must have a real"),
+        ((np.ma.array(X), 2), TypeError, "x must not be a masked"),
+        ((X, 0), ValueError, "rank must be at least 1, got 0"),
+        ((X, 2.5), TypeError, "rank must be an integer, got 2.5"),
+    ],
+)
+def test_wrong_data(arguments, error, match):
+    with pytest.raises(error, match=match):
+        nmf_hals(*arguments)
+
+
+W0, H0 = np.ones((4, 2)), np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"init": "nmf"}, ValueError, "init must be one of 'nndsvd', 'random', got 'nmf'"),
+        ({"init": 3}, TypeError, "init must be"),
+        ({"init": (W0,)}, TypeError, "pair"),
+        ({"init": (W0.T, H0)}, ValueError, r"W0 of init must have shape \(4, 2\), got \(2, 4\)"),
+        ({"init": (W0, H0.T)}, ValueError, r"H0 of init must have shape \(2, 3\)"),
+        ({"init": (-W0, H0)}, ValueError, "W0 of init must be nonnegative"),
+        ({"init": (W0, H0 * np.nan)}, ValueError, "H0 of init must not contain NaN"),
+        ({"init": (W0 * 1j, H0)}, TypeError, "W0 of init must have a real"),
+        ({"init": (W0, None)}, ValueError, "needs H0"),
+        ({"update_h": False}, ValueError, "update_h=False needs the dictionary"),
+        ({"update_h": False, "init": (W0, H0), "level_h": 2.0}, ValueError, "level_h needs"),
+        ({"level_w": 0.5}, ValueError, "level_w must be >= 1, got 0.5"),
+        ({"level_h": [2.0, np.nan]}, ValueError, "level_h must be >= 1"),
+        ({"level_h": [2.0, 2.0, 2.0]}, ValueError, "level_h must broadcast"),
+        ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
+        ({"tol": -1.0}, ValueError, "tol must be finite and >= 0, got -1.0"),
+        ({"tol": "a"}, TypeError, "tol must be a real number"),
+        ({"alpha": -1}, ValueError, "alpha must be"),
+        ({"epsilon": np.nan}, ValueError, "epsilon must be"),
+        ({"workers": 0}, ValueError, "workers must be"),
+    ],
+)
+def test_wrong_options(options, error, match):
+    with pytest.raises(error, match=match):
+        nmf_hals(X, 2, **options)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 9), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**20),
+    st.sampled_from(["nndsvd", "random"]), st.sampled_from([0.3, 1.0]),
+)  # fmt: skip
+def test_small_shapes(m, n, rank, seed, init, density):
+    rng = np.random.default_rng(seed)
+    x = rng.random((m, n)) * (rng.random((m, n)) < density)
+    got = run(x, rank, init=init, rng=seed)
+    assert got.W.shape == (m, rank)
+    assert got.H.shape == (rank, n)
+    assert got.W.min() >= 0
+    assert got.H.min() >= 0
+    assert_never_rises(got, np.linalg.norm(x))
+    expected = np.linalg.norm(x - got.W @ got.H)
+    assert got.error == pytest.approx(expected, rel=1e-6, abs=8 * UNIT * np.linalg.norm(x))
