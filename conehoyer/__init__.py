@@ -7,6 +7,7 @@ import importlib
 
 _HOME = {
     "BilevelInfo": "bilevel",
+    "GSPInfo": "gsp",
     "NMFResult": "nmf",
     "cai_score": "scores",
     "gsp_score": "scores",
@@ -19,6 +20,7 @@ _HOME = {
     "level_for_nnz": "levels",
     "level_for_sparseness": "levels",
     "project_cai": "projections",
+    "project_gsp": "gsp",
     "project_hoyer": "projections",
     "project_l1_ball": "projections",
     "project_simplex": "projections",

@@ -6,6 +6,8 @@ from .bilevel import BilevelInfo as BilevelInfo
 from .bilevel import level_for_groups as level_for_groups
 from .bilevel import project_bilevel as project_bilevel
 from .bilevel import project_l1inf_ball as project_l1inf_ball
+from .gsp import GSPInfo as GSPInfo
+from .gsp import project_gsp as project_gsp
 from .levels import level_for_nnz as level_for_nnz
 from .levels import level_for_sparseness as level_for_sparseness
 from .nmf import NMFResult as NMFResult

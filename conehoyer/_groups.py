@@ -175,33 +175,37 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     The unit is 1 unless sums over- or underflow.  NaN or infinite where z is not finite.
     """
     args = groups.kind, groups.height, groups.width, groups.labels
-    count = kernels.pieces_of(groups.kind, groups.height, z.shape[0])
-    shape = count, across(groups, z)
-    workers = workers if z.size >= PARALLEL_FROM else 1
-    if inner == kernels.LINF:
-        result = np.empty(groups.number, z.dtype)
-        bits, mask = bit_patterns(z)
-        tops = np.empty(shape, bits.dtype)
-        run_split(lambda i, j: kernels.max_pieces(bits, mask, *args, tops, i, j), count, workers)
-        kernels.join(tops.view(z.dtype), groups.kind, groups.height, result, True)
-        return result, 1.0
-    squares = inner == kernels.L2
-    result = np.empty(groups.number)
-    sums = np.empty(shape)
-    unit = 1.0
+    result, unit = np.empty(groups.number), 1.0
     while True:
-        scale = z.dtype.type(unit)
-        run_split(partial(kernels.sum_pieces, z, squares, scale, *args, sums), count, workers)
-        kernels.join(sums, groups.kind, groups.height, result, False)
-        top = result.max(initial=0.0)
-        if unit != 1.0 or kernels.in_range(top, z):
+        top = _norms(z, z.dtype.type(unit), groups, args, inner, workers, result)
+        if inner == kernels.LINF or unit != 1.0 or kernels.in_range(top, z):
             break
         # The sums over- or underflow, or there is nothing but zeros, or NaN.
         largest = passes.largest(z.reshape(-1), True)
         if not 0.0 < largest < math.inf or not passes.all_finite(z.reshape(-1)):
             break
-        unit = math.ldexp(1.0, min(-math.frexp(largest)[1], 1000 if z.itemsize == 8 else 100))
-    return (np.sqrt(result) if squares else result), unit
+        most = 1000 if z.itemsize == 8 else 100
+        unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
+    return (np.sqrt(result) if inner == kernels.L2 else result), unit
+
+
+def _norms(z, unit, groups, args, inner, workers, result):
+    """Fill in the norms (l2: squared) of `unit` times z; returns the largest."""
+    bits, mask = bit_patterns(z)
+    wide = across(groups, z)
+    if workers == 1 or z.size < PARALLEL_FROM:
+        return kernels.all_norms(z, bits, mask, unit, *args, wide, inner, result)
+    count = kernels.pieces_of(groups.kind, groups.height, len(z))
+    if inner == kernels.LINF:
+        tops = np.empty((count, wide), bits.dtype)
+        run_split(partial(kernels.max_pieces, bits, mask, *args, tops), count, workers)
+        kernels.join(tops.view(z.dtype), groups.kind, groups.height, result, True)
+    else:
+        sums = np.empty((count, wide))
+        squares = inner == kernels.L2
+        run_split(partial(kernels.sum_pieces, z, squares, unit, *args, sums), count, workers)
+        kernels.join(sums, groups.kind, groups.height, result, False)
+    return result.max(initial=0.0)
 
 
 def bit_patterns(z):
@@ -244,13 +248,16 @@ def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
 
 
 def gathered(z, groups: Groups):
-    """The entries of a matrix group by group, and where each group starts."""
+    """The entries of a matrix group by group, where each group starts, and their order.
+
+    The order is None where the matrix lies so, or its transpose does: see `scattered`.
+    """
     rows, columns = z.shape
-    if groups.kind == kernels.BLOCKS and groups.width == columns:  # they lie so already
+    if groups.kind == kernels.BLOCKS and groups.width == columns:
         starts = np.minimum(np.arange(groups.number + 1) * groups.height, rows) * columns
-        return z.reshape(-1), starts
+        return z.reshape(-1), starts, None
     if groups.kind == kernels.BLOCKS and groups.width == 1 and groups.height == rows:
-        return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows
+        return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows, None
     if groups.kind == kernels.LABELS:
         labels = groups.labels
     else:
@@ -262,4 +269,14 @@ def gathered(z, groups: Groups):
     labels = labels.reshape(-1)
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(groups.number + 1))
-    return z.reshape(-1)[order], starts
+    return z.reshape(-1)[order], starts, order
+
+
+def scattered(values, order, groups: Groups, out):
+    """Put the entries back into a matrix."""
+    if order is not None:
+        out.reshape(-1)[order] = values
+    elif groups.width == out.shape[1]:
+        out.reshape(-1)[:] = values
+    else:
+        out[...] = values.reshape(out.shape[::-1]).T

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks, _groups
 from . import _math as m
+from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
-from ._cpu import passes
 from ._groups import INNER
 from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
@@ -135,7 +135,8 @@ def project_bilevel(
     than asked for by a factor given in the example below.  With ``feasible=True``,
     u_g = (v_g − τ)₊·v_max/(v_max − τ).
 
-    A matrix whose norms satisfy the constraint is returned bit for bit.  Ties at the top
+    A matrix whose norms satisfy the constraint is returned bit for bit (with ``"l2"``, but
+    for groups so small that their squares underflow to zero beside the largest).  Ties at the top
     and zero matrices are treated as in `project_cai`: if more than `level` groups tie at
     the largest norm, the first ⌈level⌉ of them are kept.
 
@@ -211,66 +212,56 @@ class _Bilevel:
         self.kind, self.parts, self.inner = kind, parts, inner
         self.feasible = feasible and kind == m.CAI
         self.slack, self.check_finite = slack, check_finite
-        self.order = self.starts = np.empty(0, np.intp)
-        if parts.kind == kernels.LABELS and inner == kernels.L1:
-            labels = parts.labels.reshape(-1)
-            self.order = np.argsort(labels, kind="stable")
-            self.starts = np.searchsorted(labels[self.order], np.arange(parts.number + 1))
 
     def run(self, z, bound, out, radii, info, workers):
         """Project the matrix z into `out`; fill in the radii and the report."""
-        parts = self.parts
-        if workers > 1 and z.size < _groups.PARALLEL_FROM:
+        parts, clip = self.parts, self.inner == kernels.LINF
+        if z.size < _groups.PARALLEL_FROM:
             workers = 1
-        if workers == 1 and self.inner != kernels.L1:
-            bits, mask = _groups.bit_patterns(z)
-            kernels.project(
-                z, bits, mask, parts.kind, parts.height, parts.width, parts.labels,
-                _groups.across(parts, z), self.inner, self.kind, bound, self.slack,
-                self.feasible, out, radii, info,
-            )  # fmt: skip
-        else:
-            info[0] = m.RESCALE
-        if info[0] == m.RESCALE:
-            self._in_steps(z, bound, out, radii, info, workers)
+        norms, unit = _groups.norms(z, parts, self.inner, workers)
+        bounds = np.full(1, bound * unit if self.kind == m.L1 else bound)
+        u = np.empty_like(norms)
+        engine.project_rows(
+            self.kind, True, bounds, bounds, self.slack, False, norms[None], u[None], True,
+            info[None], _NO_LOG, 0, 1,
+        )  # fmt: skip
         if info[0] == m.NONFINITE:
             if self.check_finite:
                 raise _checks.not_finite()
             out[...] = radii[:] = math.nan
-
-    def _in_steps(self, z, bound, out, radii, info, workers):
-        """The same by several workers, at any scale, and for all norms."""
-        parts, clip = self.parts, self.inner == kernels.LINF
-        norms, unit = _groups.norms(z, parts, self.inner, workers)
-        bound = bound * unit if self.kind == m.L1 else bound
-        values = np.empty(norms.size, z.dtype)
-        kernels.decide(
-            norms, self.kind, bound, self.slack, self.feasible, clip, values, radii, info
-        )
-        radii /= unit
-        info[1] /= unit
-        if self.kind == m.L1:
-            info[2] /= unit
-        if info[0] == m.NONFINITE:
             return
-        if info[0] == m.FEASIBLE:
-            out[...] = z
-        elif self.inner == kernels.L1:
-            norms = norms / unit
-            run_split(
-                lambda i, j: kernels.shrink(
-                    z, parts.kind, parts.height, parts.width, self.order, self.starts,
-                    radii, norms, self.slack, out, i, j,
-                ),
-                parts.number, workers,
-            )  # fmt: skip
+        values = np.empty(norms.size, z.dtype)
+        groups = parts.kind, parts.height, parts.width, parts.labels
+        if workers == 1 and self.inner != kernels.L1:
+            kernels.finish(
+                z, clip, *groups, norms, u, self.kind, self.feasible, values, out, radii, info
+            )
         else:
-            run_split(
-                lambda i, j: kernels.apply(
-                    z, clip, parts.kind, parts.height, parts.width, parts.labels, values, out, i, j
-                ),
-                len(z), workers,
-            )  # fmt: skip
+            kernels.settle(norms, u, self.kind, self.feasible, clip, values, radii, info)
+            if self.inner == kernels.L1:
+                self._shrink(z, radii / unit, norms / unit, out, workers)
+            elif info[0] == m.FEASIBLE and clip:
+                out[...] = z
+            else:
+                run_split(
+                    lambda i, j: kernels.apply(z, clip, *groups, values, out, i, j),
+                    len(z), workers,
+                )  # fmt: skip
+        if unit != 1.0:
+            radii /= unit
+            info[1] /= unit
+            if self.kind == m.L1:
+                info[2] /= unit
+
+    def _shrink(self, z, radii, norms, out, workers):
+        """Project each group onto the l1 ball of its radius."""
+        values, starts, order = _groups.gathered(z, self.parts)
+        values = values.astype(np.float64)
+        run_split(
+            lambda i, j: kernels.shrink(values, starts, radii, norms, self.slack, i, j),
+            self.parts.number, workers,
+        )  # fmt: skip
+        _groups.scattered(values, order, self.parts, out)
 
 
 def _outer(level, radius, batch):
@@ -375,7 +366,6 @@ class _L1Inf:
 
     def __init__(self, parts, slack, check_finite):
         self.parts, self.slack, self.check_finite = parts, slack, check_finite
-        self.order = None
 
     def run(self, z, radius, out, bounds, info, workers):
         """Project the matrix z into `out`; fill in the groups' bounds and the report."""
@@ -389,7 +379,7 @@ class _L1Inf:
             info[0] = m.NONFINITE
             out[...] = bounds[:] = math.nan
             return
-        values, starts = _groups.gathered(z, parts)
+        values, starts, _ = _groups.gathered(z, parts)
         exponent = math.frexp(top)[1]
         unit = 1.0
         if abs(exponent) > (900 if z.itemsize == 8 else 100):  # sums may overflow
@@ -431,6 +421,7 @@ class _L1Inf:
         )  # fmt: skip
 
 
+_NO_LOG = np.empty(0)
 _MOST_ROUNDS = 1000  # each round but the last changes a group's support: never met so far
 
 

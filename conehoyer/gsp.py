@@ -167,7 +167,7 @@ def project_gsp(
     --------
     >>> import numpy as np
     >>> from conehoyer import gsp_score
-    >>> from conehoyer.gsp import project_gsp
+    >>> from conehoyer import project_gsp
     >>> layers = [np.array([4.0, -2.0, 1.0, 1.0]), np.array([[3.0, 2.0], [-1.0, 0.5]])]
     >>> gsp_score(layers).round(3)
     np.float64(0.286)

@@ -205,7 +205,7 @@ def nmf_hals(
     --------
     >>> import numpy as np
     >>> from conehoyer import hoyer_score
-    >>> from conehoyer.nmf import nmf_hals
+    >>> from conehoyer import nmf_hals
     >>> rng = np.random.default_rng(0)
     >>> x = rng.random((30, 3)) @ rng.random((3, 20))
     >>> result = nmf_hals(x, 3, max_iter=500)

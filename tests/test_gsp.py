@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import conehoyer as ch
-from conehoyer.gsp import GSPInfo, project_gsp
+from conehoyer import GSPInfo, project_gsp
 
 LD = np.longdouble
 TARGETS = [0.1, 0.3, 0.5, 0.75, 0.9, 0.99]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conehoyer as ch
-from conehoyer.nmf import NMFResult, nmf_hals
+from conehoyer import NMFResult, nmf_hals
 
 UNIT = np.finfo(float).eps
 

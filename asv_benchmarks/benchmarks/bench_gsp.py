@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from conehoyer.gsp import project_gsp
+from conehoyer import project_gsp
 
 from .common import DTYPES, compare, data, floor_call, require_processors
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from conehoyer.nmf import nmf_hals
+from conehoyer import nmf_hals
 
 STARTS = 5
 ITERATIONS = 50

@@ -363,99 +363,6 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
             _multiply(row, line, target)
 
 
-# --- one matrix ----------------------------------------------------------------------------
-
-
-@kernel
-def decide(norms, outer, bound, tol, feasible, clip, values, radii, info):
-    """Project the norms; what the groups are clipped at or multiplied by goes to `values`.
-
-    `info` takes the status, the threshold, and the score or sum of the result's norms.
-    """
-    log, bounds = np.empty(0), np.empty(1)
-    bounds[0] = bound
-    u = np.empty((1, norms.size), norms.dtype)
-    row = norms.reshape(1, norms.size)
-    engine.project_rows(
-        outer, True, bounds, bounds, tol, False, row, u, True, info.reshape(1, 4), log, 0, 1
-    )
-    r = u[0]
-    if feasible and info[0] != m.FEASIBLE:
-        top, most = passes.largest(norms, True), passes.largest(r, True)
-        factor = norms.dtype.type(top / most if most > top else 1.0)
-        for g in range(norms.size):
-            r[g] = min(r[g] * factor, norms[g])
-    one = values.dtype.type(1)
-    for g in range(norms.size):
-        radii[g] = r[g]
-    for g in range(norms.size):
-        values[g] = r[g]
-    if not clip:
-        for g in range(norms.size):
-            values[g] = values.dtype.type(r[g] / norms[g]) if r[g] < norms[g] else one
-    for g in range(norms.size):
-        r[g] = min(r[g], norms[g])
-    _, s, q = passes.sums(r, True, 0.0, -math.inf)
-    info[2] = s
-    if outer == m.CAI:
-        info[2] = s / q * s if q > 0.0 else 0.0
-
-
-@kernel
-def copy(x, out):
-    """Out = x, in row order."""
-    for i in range(len(x)):
-        row, target = x[i], out[i]
-        for j in range(row.size):
-            target[j] = row[j]
-
-
-@kernel
-def _finish(norms, x, kind, height, width, labels, outer, bound, tol, feasible, clip, out, radii,
-            info):  # fmt: skip
-    values = np.empty(norms.size, x.dtype)
-    decide(norms, outer, bound, tol, feasible, clip, values, radii, info)
-    if info[0] == m.FEASIBLE:
-        copy(x, out)
-    elif info[0] != m.NONFINITE:
-        apply(x, clip, kind, height, width, labels, values, out, 0, len(x))
-
-
-@kernel
-def project(x, bits, mask, kind, height, width, labels, across, inner, outer, bound, tol,
-            feasible, out, radii, info):  # fmt: skip
-    """One matrix by one thread, for linf and l2; `info[0]` is RESCALE where sums overflow."""
-    count = pieces_of(kind, height, len(x))
-    joined = kind == DIAGONALS or (kind == BLOCKS and pieces_of_block(height) > 1)
-    if inner == LINF:
-        tops = np.empty((count, across), bits.dtype)
-        max_pieces(bits, mask, kind, height, width, labels, tops, 0, count)
-        largest = tops.view(x.dtype)
-        norms = largest.reshape(-1)
-        if joined:
-            norms = np.empty(radii.size, x.dtype)
-            join(largest, kind, height, norms, True)
-        _finish(norms, x, kind, height, width, labels, outer, bound, tol, feasible, True, out,
-                radii, info)  # fmt: skip
-        return
-    sums = np.empty((count, across))
-    one = x.dtype.type(1)
-    sum_pieces(x, True, one, kind, height, width, labels, sums, 0, count)
-    totals = sums.reshape(-1)
-    if joined:
-        totals = np.empty(radii.size)
-        join(sums, kind, height, totals, False)
-    top = 0.0
-    for g in range(totals.size):
-        top = totals[g] if not totals[g] <= top else top
-        totals[g] = math.sqrt(totals[g])
-    if not in_range(top, x):
-        info[0] = m.RESCALE
-        return
-    _finish(totals, x, kind, height, width, labels, outer, bound, tol, feasible, False, out,
-            radii, info)  # fmt: skip
-
-
 @kernel
 def in_range(top, x):
     """Whether the largest sum is such that no square that matters over- or underflows."""
@@ -463,57 +370,81 @@ def in_range(top, x):
 
 
 @kernel
-def _members(x, kind, height, width, order, starts, group, buffer, out, store):
-    """Read the entries of a group into `buffer`, or store them from there into `out`."""
-    rows, columns = x.shape
-    if kind == LABELS:
-        flat, target = x.reshape(-1), out.reshape(-1)
-        count = starts[group + 1] - starts[group]
-        for k in range(count):
-            place = order[starts[group] + k]
-            if store:
-                target[place] = buffer[k]
-            else:
-                buffer[k] = flat[place]
-        return count
-    count = 0
-    if kind == DIAGONALS:
-        for i in range(max(rows - 1 - group, 0), min(rows, rows - 1 - group + columns)):
-            j = group - (rows - 1) + i
-            if store:
-                out[i, j] = buffer[count]
-            else:
-                buffer[count] = x[i, j]
-            count += 1
-        return count
-    across = (columns + width - 1) // width
-    top, left = group // across * height, group % across * width
-    for i in range(top, min(top + height, rows)):
-        for j in range(left, min(left + width, columns)):
-            if store:
-                out[i, j] = buffer[count]
-            else:
-                buffer[count] = x[i, j]
-            count += 1
-    return count
-
-
-@kernel
-def shrink(x, kind, height, width, order, starts, radii, norms, tol, out, first, last):
-    """Project the groups first..last−1 onto l1 balls of these radii."""
-    buffer, info, log = np.empty(x.size, x.dtype), np.empty((1, 4)), np.empty(0)
-    result = np.empty((1, x.size), x.dtype)
-    radius = np.empty(1)
+def shrink(values, starts, radii, norms, tol, first, last):
+    """Project the groups first..last−1, which lie one after the other, onto l1 balls."""
+    info, log, radius = np.empty((1, 4)), np.empty(0), np.empty(1)
     for g in range(first, last):
-        count = _members(x, kind, height, width, order, starts, g, buffer, out, False)
-        part = buffer[:count]
+        part = values[starts[g] : starts[g + 1]]
         if radii[g] == 0.0:
             part[:] = 0.0
         elif radii[g] < norms[g]:
             radius[0] = radii[g]
+            row = part.reshape(1, part.size)
             engine.project_rows(
-                m.L1, True, radius, radius, tol, False, part.reshape(1, count),
-                result[:, :count], True, info, log, 0, 1,
-            )  # fmt: skip
-            part = result[0, :count]
-        _members(x, kind, height, width, order, starts, g, part, out, True)
+                m.L1, True, radius, radius, tol, False, row, row, False, info, log, 0, 1
+            )
+
+
+# --- one matrix ----------------------------------------------------------------------------
+
+
+@kernel
+def all_norms(x, bits, mask, unit, kind, height, width, labels, across, inner, norms):
+    """Norms of all groups by one thread (l2: squared); returns the largest, NaN if any is."""
+    count = pieces_of(kind, height, len(x))
+    if inner == LINF:
+        tops = np.empty((count, across), bits.dtype)
+        max_pieces(bits, mask, kind, height, width, labels, tops, 0, count)
+        join(tops.view(x.dtype), kind, height, norms, True)
+    else:
+        sums = np.empty((count, across))
+        sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
+        join(sums, kind, height, norms, False)
+    top = 0.0
+    for g in range(norms.size):
+        top = norms[g] if not norms[g] <= top else top
+        if top != top:
+            break
+    return top
+
+
+@kernel
+def settle(norms, u, outer, feasible, clip, values, radii, info):
+    """From the projected norms u: what the groups are clipped at or multiplied by.
+
+    `info` holds the status; it takes the score or the sum of the result's norms.
+    """
+    if feasible and info[0] != m.FEASIBLE:
+        top, most = passes.largest(norms, True), passes.largest(u, True)
+        factor = top / most if most > top else 1.0
+        for g in range(norms.size):
+            u[g] = min(u[g] * factor, norms[g])
+    one, none = values.dtype.type(1), values.dtype.type(0)
+    for g in range(norms.size):
+        radii[g] = u[g]
+        values[g] = u[g]
+    if not clip:
+        for g in range(norms.size):
+            # Squares that underflow count as zeros, and become zeros.
+            whole = one if norms[g] > 0.0 else none
+            values[g] = values.dtype.type(u[g] / norms[g]) if u[g] < norms[g] else whole
+    for g in range(norms.size):
+        u[g] = min(u[g], norms[g])
+    _, s, q = passes.sums(u, True, 0.0, -math.inf)
+    info[2] = s
+    if outer == m.CAI:
+        info[2] = s / q * s if q > 0.0 else 0.0
+
+
+@kernel
+def finish(x, clip, kind, height, width, labels, norms, u, outer, feasible, values, out, radii,
+           info):  # fmt: skip
+    """`settle` and `apply` by one thread."""
+    settle(norms, u, outer, feasible, clip, values, radii, info)
+    if info[0] == m.FEASIBLE and clip:
+        for i in range(len(x)):
+            row, target = x[i], out[i]
+            for j in range(row.size):
+                target[j] = row[j]
+    elif info[0] != m.NONFINITE:
+        apply(x, clip, kind, height, width, labels, values, out, 0, len(x))
