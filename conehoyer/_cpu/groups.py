@@ -258,9 +258,14 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
 @kernel
 def join(pieces, kind, height, norms, largest):
     """Add up the pieces of each group, or take the largest; `norms` is a flat array."""
-    norms[:] = 0.0
     parts = pieces_of_block(height) if kind == BLOCKS else pieces.shape[0]
     across = pieces.shape[1]
+    if parts == 1:  # each piece is a row of groups
+        flat = pieces.reshape(-1)
+        for j in range(norms.size):
+            norms[j] = flat[j]
+        return
+    norms[:] = 0.0
     for p in range(pieces.shape[0]):
         first = p // parts * across
         target, source = norms[first : first + across], pieces[p]
@@ -390,7 +395,7 @@ def shrink(values, starts, radii, norms, tol, first, last):
 
 @kernel
 def all_norms(x, bits, mask, unit, kind, height, width, labels, across, inner, norms):
-    """Norms of all groups by one thread (l2: squared); returns the largest, NaN if any is."""
+    """Norms of all groups by one thread (l2: squared); returns the largest."""
     count = pieces_of(kind, height, len(x))
     if inner == LINF:
         tops = np.empty((count, across), bits.dtype)
@@ -400,12 +405,7 @@ def all_norms(x, bits, mask, unit, kind, height, width, labels, across, inner, n
         sums = np.empty((count, across))
         sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
         join(sums, kind, height, norms, False)
-    top = 0.0
-    for g in range(norms.size):
-        top = norms[g] if not norms[g] <= top else top
-        if top != top:
-            break
-    return top
+    return passes.largest(norms, False)
 
 
 @kernel
