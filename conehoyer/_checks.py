@@ -33,9 +33,14 @@ class Slices(NamedTuple):
     @property
     def slack(self) -> float:
         """Relative slack of the feasibility test."""
-        if self.dtype.itemsize < 4:  # float16 and bfloat16: twice the rounding unit
-            return 2.0 * float(_machine_epsilon(self.dtype))
-        return _SLACK[self.work]
+        return slack(self.dtype, self.work)
+
+
+def slack(dtype, work) -> float:
+    """Relative slack of the feasibility test."""
+    if dtype.itemsize < 4:  # float16 and bfloat16: twice the rounding unit
+        return 2.0 * float(_machine_epsilon(dtype))
+    return _SLACK[work]
 
 
 def _machine_epsilon(dtype):

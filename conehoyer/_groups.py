@@ -29,7 +29,7 @@ class Matrices(NamedTuple):
     @property
     def slack(self) -> float:
         """Relative slack of the feasibility test."""
-        return _checks.Slices(self.array, None, self.dtype, self.work, (), self.array.size).slack
+        return _checks.slack(self.dtype, self.work)
 
 
 class Groups(NamedTuple):
@@ -72,7 +72,11 @@ def source(x: Matrices) -> np.ndarray:
 
 
 def target(x: Matrices, given, read, out, overwrite_x):
-    """Choose where the result goes: the matrices to read and to write, and the array returned."""
+    """Choose where the result goes.
+
+    Returns the matrices to read and to write, the array that is returned in the end, and
+    whether the matrices to write are its own memory.
+    """
     if out is None and overwrite_x and given is x.array and _usable(given, x):
         if np.shares_memory(read, given):
             out = given
@@ -94,22 +98,20 @@ def target(x: Matrices, given, read, out, overwrite_x):
         write = stacked(out, x)
         if overlap and read.__array_interface__["data"] != write.__array_interface__["data"]:
             read = read.copy()
-        return read, write, out
+        return read, write, out, True
     if overlap:
         read = read.copy()
-    return read, np.empty_like(read), out
+    return read, np.empty_like(read), out, False
 
 
 def _usable(array, x):
     return array.flags.writeable and array.dtype == x.dtype and array.dtype.isnative
 
 
-def deliver(x: Matrices, write, out) -> np.ndarray:
-    """Copy the matrices into the result where they are not its own memory."""
-    if not np.may_share_memory(write, out):
-        moved = out.swapaxes(-1, -2) if x.turned else out
-        moved[...] = write.reshape(moved.shape)
-    return out
+def deliver(x: Matrices, write, out) -> None:
+    """Copy the matrices into the result that is returned."""
+    moved = out.swapaxes(-1, -2) if x.turned else out
+    moved[...] = write.reshape(moved.shape)
 
 
 def parse(groups, x: Matrices) -> Groups:

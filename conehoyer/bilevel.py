@@ -178,7 +178,7 @@ def project_bilevel(
 def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_output):
     """Hand each matrix to `work.run`, and the result back."""
     workers = resolve_workers(workers)
-    read, write, result = _groups.target(data, x, _groups.source(data), out, overwrite_x)
+    read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     info = np.zeros((len(bounds), 4))
     radii = np.zeros((len(bounds), parts.number))
     if read.size:
@@ -192,14 +192,16 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
         if len(read) >= workers > 1:
             run_split(
                 lambda i, j: [
-                    work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1) for b in range(i, j)
+                    work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], 1)
+                    for b in range(i, j)
                 ],
                 len(read), workers,
             )  # fmt: skip
         else:
             for b in range(len(read)):
-                work.run(read[b], bounds[b], goal[b], radii[b], info[b], workers)
-        _groups.deliver(data, write, result)
+                work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], workers)
+        if not direct:
+            _groups.deliver(data, write, result)
     if not full_output:
         return result
     return result, _info(data, parts, radii, info, () if parts.whole else data.batch)
@@ -219,7 +221,7 @@ class _Bilevel:
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         norms, unit = _groups.norms(z, parts, self.inner, workers)
-        bounds = np.full(1, bound * unit if self.kind == m.L1 else bound)
+        bounds = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
         engine.project_rows(
             self.kind, True, bounds, bounds, self.slack, False, norms[None], u[None], True,
@@ -369,7 +371,7 @@ class _L1Inf:
 
     def run(self, z, radius, out, bounds, info, workers):
         """Project the matrix z into `out`; fill in the groups' bounds and the report."""
-        parts, count = self.parts, self.parts.number
+        parts, count, radius = self.parts, self.parts.number, float(radius[0])
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         top = passes.largest(z.reshape(-1), True)
