@@ -1,5 +1,6 @@
 """What comes back besides the projection."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,17 @@ import numpy as np
 
 class ConvergenceWarning(UserWarning):
     """A cap on the number of iterations was hit; the result is the best known."""
+
+
+def warn_capped(capped: int, total: int, stacklevel: int) -> None:
+    """Warn where `capped` of `total` projections hit the cap on their iterations."""
+    if capped:
+        warnings.warn(
+            f"{capped} of {total} projections stopped at the cap on their iterations; "
+            "the results are the best known",
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 @dataclass(frozen=True)

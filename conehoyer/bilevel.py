@@ -13,8 +13,12 @@ from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
 from ._groups import INNER
+from ._results import warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
+
+_NO_LOG = np.empty(0)
+_MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: 5 to 10 are usual
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,13 @@ class BilevelInfo:
         The soft threshold τ on the groups' norms.
     level : float or ndarray of float64
         The Hoyer score of the result's norms (`level`), or their sum (`radius`).
+    nnz : int or ndarray of int64
+        Number of nonzeros of the result.
+    passes : int or ndarray of int64
+        Evaluations of the sums over the groups' norms; rounds over the data for the exact
+        ℓ1,∞ projection.
+    converged : bool or ndarray of bool
+        False where a cap on the passes was hit.
     """
 
     radii: NDArray[np.float64]
@@ -42,6 +53,9 @@ class BilevelInfo:
     mask: NDArray[np.bool_]
     threshold: float | NDArray[np.float64]
     level: float | NDArray[np.float64]
+    nnz: int | NDArray[np.int64]
+    passes: int | NDArray[np.int64]
+    converged: bool | NDArray[np.bool_]
 
 
 def project_bilevel(
@@ -202,9 +216,8 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
                 work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], workers)
         if not direct:
             _groups.deliver(data, write, result)
-    if not full_output:
-        return result
-    return result, _info(data, parts, radii, info, () if parts.whole else data.batch)
+    warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 3)
+    return (result, _info(data, parts, result, radii, info)) if full_output else result
 
 
 class _Bilevel:
@@ -277,13 +290,18 @@ def _outer(level, radius, batch):
     return m.L1, _checks.per_batch(radius, "radius", batch, 0.0, most, "finite and >= 0")
 
 
-def _info(data, parts, radii, info, batch):
+def _info(data, parts, result, radii, info):
     """The report, in the caller's order."""
+    batch = () if parts.whole else data.batch
     ordered = [_groups.to_caller(row, parts, data) for row in radii]
     radii = np.array(ordered).reshape(*batch, *parts.shape)
     kept = radii > 0.0
-    threshold, level = (info[:, k].reshape(batch)[()] for k in (1, 2))
-    return BilevelInfo(radii, kept, _groups.mask(kept, parts, data), threshold, level)
+    status, threshold, level, count = (info[:, k].reshape(batch)[()] for k in range(4))
+    nnz = np.count_nonzero(result, axis=None if parts.whole else (-2, -1))
+    return BilevelInfo(
+        radii, kept, _groups.mask(kept, parts, data), threshold, level, nnz,
+        count.astype(np.int64), status != m.CAPPED,
+    )  # fmt: skip
 
 
 def project_l1inf_ball(
@@ -327,6 +345,11 @@ def project_l1inf_ball(
         for `project_bilevel`.
     TypeError
         If x is complex, masked or sparse, or an argument has the wrong type.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the cap on the rounds was hit.
 
     See Also
     --------
@@ -397,11 +420,12 @@ class _L1Inf:
             kernels_l1inf.tops(values, starts, bounds)
             bounds /= unit
             return
-        theta, rounds = 0.0, 0
+        theta, rounds, status = 0.0, 0, m.CAPPED
         while rounds < _MOST_ROUNDS:
             before = theta
             theta = kernels_l1inf.solve(radius, theta, bounds, counts, excess)
             if radius == 0.0:
+                status = m.SOFT
                 break
             run_split(
                 lambda i, j, theta=theta: kernels_l1inf.advance_bounds(
@@ -411,20 +435,17 @@ class _L1Inf:
             )  # fmt: skip
             rounds += 1
             if theta <= before and not moved.any():
+                status = m.SOFT
                 break
         kernels_l1inf.finish(theta, totals, bounds, counts, excess)
         if radius == 0.0:
             bounds[:] = 0.0
         bounds /= unit
-        info[:] = m.SOFT, theta / unit, bounds.sum(), rounds
+        info[:] = status, theta / unit, bounds.sum(), rounds
         kernels.apply(
             z, True, parts.kind, parts.height, parts.width, parts.labels,
             bounds.astype(z.dtype), out, 0, len(z),
         )  # fmt: skip
-
-
-_NO_LOG = np.empty(0)
-_MOST_ROUNDS = 1000  # each round but the last changes a group's support: never met so far
 
 
 def level_for_groups(

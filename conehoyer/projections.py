@@ -1,14 +1,13 @@
 """Projections of vectors: the CAI cone, Hoyer's sparseness, the l1 ball, the simplex."""
 
 import math
-import warnings
 
 import numpy as np
 
 from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
-from ._results import ConvergenceWarning, ProjectionInfo
+from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
 
@@ -601,14 +600,7 @@ def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info,
 def _complain(status, check_finite):
     if check_finite and (status == m.NONFINITE).any():
         raise _checks.not_finite()
-    capped = np.count_nonzero(status == m.CAPPED)
-    if capped:
-        warnings.warn(
-            f"{capped} of {len(status)} projections stopped at the cap on their iterations; "
-            "the results are the best known",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
+    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 4)
 
 
 def _info(s, result, info, log):

@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from test_bilevel import KINDS, labels_of
 
 import conehoyer as ch
+from conehoyer import bilevel
 
 
 def violation(y, x, labels, radius):
@@ -130,6 +131,18 @@ def test_workers_and_float32(groups):
     assert one.dtype == np.float32
     wide = ch.project_l1inf_ball(y.astype(float), 20.0, groups=groups)
     np.testing.assert_allclose(one, wide, atol=2e-6)
+
+
+def test_the_cap_is_reported(monkeypatch):
+    y = np.random.default_rng(6).standard_normal((30, 20))
+    _, info = ch.project_l1inf_ball(y, 5.0, full_output=True)
+    assert info.converged
+    assert 1 < info.passes < 30
+    monkeypatch.setattr(bilevel, "_MOST_ROUNDS", 1)
+    with pytest.warns(ch.ConvergenceWarning, match="1 of 1 projections stopped at the cap"):
+        x, info = ch.project_l1inf_ball(y, 5.0, full_output=True)
+    assert not info.converged
+    assert np.abs(x).max(axis=0).sum() <= np.abs(y).max(axis=0).sum()
 
 
 def test_errors():
