@@ -78,6 +78,27 @@ def test_against_plain_numpy(groups, inner, shape, order):
         assert not np.any(x[~mask])
 
 
+@pytest.mark.parametrize("groups", ["columns", "diagonals", (600, 2), (512, 3)], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_groups_taller_than_a_piece(groups, inner, workers):
+    # The rows are cut in pieces, and the largest entries lie in the first one.
+    y = np.random.default_rng(15).standard_normal((1100, 130)) * np.linspace(9, 1, 1100)[:, None]
+    labels = labels_of(groups, *y.shape)
+    norms = np.zeros(labels.max() + 1)
+    if inner == "linf":
+        np.maximum.at(norms, labels, np.abs(y))
+    else:
+        np.add.at(norms, labels, np.abs(y) if inner == "l1" else y * y)
+        norms = np.sqrt(norms) if inner == "l2" else norms
+    radius = 0.3 * norms.sum()
+    _, info = ch.project_bilevel(
+        y, radius=radius, groups=groups, inner=inner, workers=workers, full_output=True
+    )
+    expected = oracle.project_l1_ball(norms, radius).astype(float)
+    np.testing.assert_allclose(info.radii.ravel(), expected, rtol=0, atol=1e-11 * norms.max())
+
+
 @pytest.mark.parametrize("groups", KINDS, ids=str)
 @pytest.mark.parametrize("inner", INNER)
 def test_labels_reproduce_every_kind(groups, inner):
@@ -157,6 +178,9 @@ def test_batches_are_loops(groups, inner):
     level = np.array([[1.0, 2.0, 3.0], [4.0, 50.0, 1.5]])
     x, info = ch.project_bilevel(y, level, groups=groups, inner=inner, full_output=True)
     assert info.level.shape == info.threshold.shape == (2, 3)
+    np.testing.assert_array_equal(info.nnz, np.count_nonzero(x, axis=(-2, -1)))
+    assert info.converged.all()
+    assert np.all(info.passes >= 1)
     for b in np.ndindex(2, 3):
         one, part = ch.project_bilevel(y[b], level[b], groups=groups, inner=inner, full_output=True)
         np.testing.assert_array_equal(x[b], one)
@@ -220,6 +244,14 @@ def test_float32_at_its_limits():
         z = ch.project_bilevel(y * np.float32(scale), 4.0, inner="l2")
         assert z.dtype == np.float32
         np.testing.assert_allclose(z / np.float32(scale), x, rtol=0, atol=1e-5)
+
+
+def test_squares_that_underflow_count_as_zeros():
+    y = np.array([[1.0, 1.1754944e-38]], np.float32)
+    level = ch.level_for_groups(y, 1, inner="l2")
+    x, info = ch.project_bilevel(y, level, inner="l2", full_output=True)
+    np.testing.assert_array_equal(x, [[1.0, 0.0]])
+    np.testing.assert_array_equal(info.kept, [True, False])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32, bool, ">f8"])
