@@ -142,7 +142,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     Reads and writes either coincide or do not overlap.
     """
     shape = s.array.shape
-    if out is None and overwrite_x and x is s.array and _writable_as(x, s.dtype):
+    if out is None and overwrite_x and x is s.array and writable_as(x, s.dtype):
         if np.shares_memory(x_rows, x):
             out = x
     if out is None:
@@ -153,14 +153,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         else:
             result = np.empty_like(s.array, dtype=s.dtype, subok=False)
         return x_rows, Target(np.empty(x_rows.shape, s.work), result, False)
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
-    if out.shape != shape:
-        raise ValueError(f"out must have the result's shape {shape}, got {out.shape}")
-    if out.dtype != s.dtype:
-        raise ValueError(f"out must have the result's dtype {s.dtype}, got {out.dtype}")
-    if not out.flags.writeable:
-        raise ValueError("out must be writable, got a read-only array")
+    check_out(out, shape, s.dtype)
     view = None
     if out.dtype == s.work and out.dtype.isnative:
         moved = out if s.axis is None or out.ndim == 1 else np.moveaxis(out, s.axis, -1)
@@ -170,16 +163,30 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         if np.may_share_memory(x_rows, out) and not np.shares_memory(x_rows, s.array):
             x_rows = x_rows.copy()
         return x_rows, Target(np.empty(x_rows.shape, s.work), out, False)
-    if np.may_share_memory(x_rows, view) and not _same_memory(x_rows, view):
+    if np.may_share_memory(x_rows, view) and not same_memory(x_rows, view):
         x_rows = x_rows.copy()
     return x_rows, Target(view, out, True)
 
 
-def _writable_as(x, dtype):
+def check_out(out, shape, dtype):
+    """Raise unless `out` can take a result of this shape and dtype."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
+    if out.shape != shape:
+        raise ValueError(f"out must have the result's shape {shape}, got {out.shape}")
+    if out.dtype != dtype:
+        raise ValueError(f"out must have the result's dtype {dtype}, got {out.dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writable, got a read-only array")
+
+
+def writable_as(x, dtype):
+    """Whether a result of this dtype may be written over x."""
     return x.flags.writeable and x.dtype == dtype and x.dtype.isnative
 
 
-def _same_memory(a, b):
+def same_memory(a, b):
+    """Whether two arrays start at the same place."""
     return a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
 
 

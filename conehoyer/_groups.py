@@ -77,35 +77,24 @@ def target(x: Matrices, given, read, out, overwrite_x):
     Returns the matrices to read and to write, the array that is returned in the end, and
     whether the matrices to write are its own memory.
     """
-    if out is None and overwrite_x and given is x.array and _usable(given, x):
+    if out is None and overwrite_x and given is x.array and _checks.writable_as(given, x.dtype):
         if np.shares_memory(read, given):
             out = given
     if out is None:
         out = np.empty_like(x.array, dtype=x.dtype, subok=False)
         overlap = False
     else:
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
-        if out.shape != x.array.shape:
-            raise ValueError(f"out must have the result's shape {x.array.shape}, got {out.shape}")
-        if out.dtype != x.dtype:
-            raise ValueError(f"out must have the result's dtype {x.dtype}, got {out.dtype}")
-        if not out.flags.writeable:
-            raise ValueError("out must be writable, got a read-only array")
+        _checks.check_out(out, x.array.shape, x.dtype)
         overlap = np.may_share_memory(read, out)
     turned = out.swapaxes(-1, -2) if x.turned else out
     if out.dtype == x.work and out.dtype.isnative and turned.flags.c_contiguous:
         write = stacked(out, x)
-        if overlap and read.__array_interface__["data"] != write.__array_interface__["data"]:
+        if overlap and not _checks.same_memory(read, write):
             read = read.copy()
         return read, write, out, True
     if overlap:
         read = read.copy()
     return read, np.empty_like(read), out, False
-
-
-def _usable(array, x):
-    return array.flags.writeable and array.dtype == x.dtype and array.dtype.isnative
 
 
 def deliver(x: Matrices, write, out) -> None:
@@ -164,11 +153,11 @@ def _labels(groups, x):
     count = int(labels.max()) + 1 if labels.size else 0
     if count > max(8 * labels.size, 1 << 16):
         raise ValueError(f"groups: labels must be numbered from 0 on, got {count - 1}")
-    whole = labels.ndim > 2 or (labels.shape == full and not x.batch)
+    whole = labels.ndim > 2
     if x.turned:
         labels = labels.swapaxes(-1, -2)
     labels = np.ascontiguousarray(labels.reshape(-1, labels.shape[-1]), dtype=np.intp)
-    return Groups(kernels.LABELS, 1, 1, labels, (count,), whole and bool(x.batch))
+    return Groups(kernels.LABELS, 1, 1, labels, (count,), whole)
 
 
 def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:

@@ -166,8 +166,7 @@ def project_gsp(
     Examples
     --------
     >>> import numpy as np
-    >>> from conehoyer import gsp_score
-    >>> from conehoyer import project_gsp
+    >>> from conehoyer import gsp_score, project_gsp
     >>> layers = [np.array([4.0, -2.0, 1.0, 1.0]), np.array([[3.0, 2.0], [-1.0, 0.5]])]
     >>> gsp_score(layers).round(3)
     np.float64(0.286)
@@ -332,9 +331,7 @@ def _search(group, sparseness, check_finite):
     group.run_pass(lambda b: kernels.FIRST)
     if not kernels.take_tops(v, part):
         if check_finite:
-            raise ValueError(
-                "x must be finite, got NaN or inf; check_finite=False lets them through"
-            )
+            raise _checks.not_finite()
         return kernels.start(v)._replace(status=m.NONFINITE, mean=np.nan, passes=1)
     st = kernels.start(v)
     if not v.beta.any():  # no vector has more than one entry

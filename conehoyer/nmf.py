@@ -3,11 +3,14 @@
 import math
 import operator
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from . import _checks
 from ._cpu import hals
@@ -61,24 +64,24 @@ class NMFResult:
 
 
 def nmf_hals(
-    x,
-    rank,
+    x: Any,
+    rank: int,
     *,
-    init="nndsvd",
-    max_iter=200,
-    tol=1e-4,
-    accelerated=True,
-    alpha=0.5,
-    epsilon=0.1,
-    level_w=None,
-    level_h=None,
-    update_h=True,
-    rng=None,
-    callback=None,
-    verbose=False,
-    workers=None,
-    check_finite=True,
-):
+    init: str | tuple[ArrayLike | None, ArrayLike] = "nndsvd",
+    max_iter: int = 200,
+    tol: float = 1e-4,
+    accelerated: bool = True,
+    alpha: float = 0.5,
+    epsilon: float = 0.1,
+    level_w: ArrayLike | None = None,
+    level_h: ArrayLike | None = None,
+    update_h: bool = True,
+    rng: int | np.random.Generator | None = None,
+    callback: Callable[[int, NMFResult], object] | None = None,
+    verbose: bool = False,
+    workers: int | None = None,
+    check_finite: bool = True,
+) -> NMFResult:
     """Factorise a nonnegative matrix by hierarchical alternating least squares.
 
     Looks for a stationary point of ::
@@ -204,8 +207,7 @@ def nmf_hals(
     Examples
     --------
     >>> import numpy as np
-    >>> from conehoyer import hoyer_score
-    >>> from conehoyer import nmf_hals
+    >>> from conehoyer import hoyer_score, nmf_hals
     >>> rng = np.random.default_rng(0)
     >>> x = rng.random((30, 3)) @ rng.random((3, 20))
     >>> result = nmf_hals(x, 3, max_iter=500)
