@@ -1,6 +1,6 @@
 """Print the ratios that the library promises, each beside its goal, without asv.
 
-    python asv_benchmarks/summary.py [--quick]
+    python asv_benchmarks/summary.py [--quick] [--only SECTION]
 
 An asterisk marks a number that misses its goal; n/a is no measurement (see the README).
 """
@@ -16,7 +16,7 @@ from time import perf_counter
 if importlib.util.find_spec("conehoyer") is None:  # not installed: take this checkout
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import bench_calls
+from benchmarks import bench_bilevel, bench_calls
 from benchmarks.common import (
     DISTRIBUTIONS,
     DTYPES,
@@ -155,6 +155,42 @@ def classical(report):
         report.row(f"{kept:.0%} nonzeros", [partial(condat_over_sort, kept)], goal)
 
 
+def matrices(report):
+    """A tenth of the groups is kept; at side 256 the call may take 10 µs more."""
+
+    def over_floor(groups, side, dtype, inner, threads):
+        require_processors(threads)
+        problem = bench_bilevel.Problem(groups, side, dtype, inner)
+        result = problem.over_floor(report.seconds, threads)
+        if side == 256:
+            return result._replace(ratio=(result.call - 1e-5) / result.reference)
+        return result
+
+    sides = (256, 1024, 4096) if report.quick else (256, 1024, 2048, 4096, 8192)
+    for threads, some in ((1, sides), (2, sides[1:])):
+        report.title(
+            f"project_bilevel over the floor, {threads} thread(s), C order (256: less 10 µs); side:",
+            [f"{side:,}" for side in some],
+        )
+        for groups in bench_bilevel.GROUPS:
+            goal = 1.5 if groups in ("columns", "rows") or threads == 2 else 2.0
+            for dtype in report.dtypes:
+                for inner in ("linf", "l2"):
+                    measures = [
+                        partial(over_floor, groups, side, dtype, inner, threads) for side in some
+                    ]
+                    report.row(f"{groups}  {inner}  {dtype}", measures, goal)
+    report.title('project_l1inf_ball, groups="rows", over np.sort of the rows of 1000 × 1000')
+
+    def over_sort(radius):
+        case = bench_bilevel.ExactL1Inf()
+        case.setup(radius)
+        return case.track_over_sort(radius)
+
+    for radius in bench_bilevel.ExactL1Inf.params[0]:
+        report.row(f"radius {radius:g}", [partial(over_sort, radius)], 0.5)
+
+
 def microseconds(function, n):
     """Time of a whole call that allocates its result: the median of nine."""
     problem = bench_calls.small_problem(function, n)
@@ -183,14 +219,17 @@ SHARES = [f"{kept:.1%}" for kept in KEPT]
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter runs")
-    report = Report(parser.parse_args().quick)
+    sections = {
+        f.__name__: f for f in (the_floor, one_worker, two_workers, classical, matrices, calls)
+    }
+    parser.add_argument("--only", choices=sections, help="one section")
+    options = parser.parse_args()
+    report = Report(options.quick)
     start = perf_counter()
     print(f"conehoyer {conehoyer.__version__} in {Path(conehoyer.__file__).parent}")
-    the_floor(report)
-    one_worker(report)
-    two_workers(report)
-    classical(report)
-    calls(report)
+    for name, section in sections.items():
+        if options.only in (None, name):
+            section(report)
     print(
         f"\n{report.met} of {report.asked} numbers meet their goal; {perf_counter() - start:.0f} s"
     )

@@ -76,6 +76,7 @@ def test_against_plain_numpy(groups, inner, shape, order):
         mask = np.broadcast_to(info.mask, shape)
         np.testing.assert_array_equal(mask, (u > 0)[labels])
         assert not np.any(x[~mask])
+        assert not np.any(np.signbit(x[~mask]))  # +0.0
 
 
 @pytest.mark.parametrize("groups", ["columns", "diagonals", (600, 2), (512, 3)], ids=str)
