@@ -169,7 +169,7 @@ def matrices(report):
     sides = (256, 1024, 4096) if report.quick else (256, 1024, 2048, 4096, 8192)
     for threads, some in ((1, sides), (2, sides[1:])):
         report.title(
-            f"project_bilevel over the floor, {threads} thread(s), C order (256: less 10 µs); side:",
+            f"project_bilevel over the floor, {threads} thread(s); side (256: less 10 µs):",
             [f"{side:,}" for side in some],
         )
         for groups in bench_bilevel.GROUPS:
