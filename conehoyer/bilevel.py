@@ -18,7 +18,7 @@ from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
 
 _NO_LOG = np.empty(0)
-_MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: 5 to 10 are usual
+_MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
 @dataclass(frozen=True)
@@ -359,8 +359,8 @@ def project_l1inf_ball(
     -----
     The solution clips each group at a bound u_g.  Every group that is kept loses the same
     sum, Σ max(|y_i| − u_g, 0) = θ, groups with Σ|y_i| ≤ θ vanish, and Σ u_g = radius.
-    Newton's method on θ and the u_g together ends after finitely many rounds, mostly 5 to
-    10 of one or two passes over the groups not yet dropped.  Memory: groups other than
+    Newton's method on θ and the u_g together ends after finitely many rounds, mostly fewer
+    than 10, of one or two passes over the groups not yet dropped.  Memory: groups other than
     rows (columns in Fortran order) are gathered once.  A matrix in the ball is returned
     bit for bit.  The result has the same bits for any number of workers.
 
