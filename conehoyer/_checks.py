@@ -216,7 +216,9 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
     if isinstance(value, float) or type(value) is int:  # np.float64 is a float as well
         if not low <= value <= high:
             raise ValueError(f"{name} must be {what}, got {value!r}")
-        return np.full(count, value, FLOAT64)
+        array = np.empty(count)  # a third of the time of np.full
+        array[:] = value
+        return array
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")

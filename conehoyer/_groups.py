@@ -62,13 +62,19 @@ def stacked(array, x: Matrices) -> np.ndarray:
     """View an array of x's shape as C-contiguous (batch, M, N) matrices, if its memory allows."""
     if x.turned:
         array = array.swapaxes(-1, -2)
+    if array.ndim == 2:
+        return array[None]
     return array.reshape((math.prod(x.batch), *array.shape[-2:]))
 
 
 def source(x: Matrices) -> np.ndarray:
     """The matrices that the kernels read; the input's memory if it can."""
-    array = np.ascontiguousarray(stacked(x.array, x), dtype=x.work)
-    return array if array.flags.writeable else _checks.borrowed(array)
+    array = stacked(x.array, x)
+    flags = array.flags
+    if array.dtype is not x.work or not flags.c_contiguous:
+        array = np.ascontiguousarray(array, dtype=x.work)
+        flags = array.flags
+    return array if flags.writeable else _checks.borrowed(array)
 
 
 def target(x: Matrices, given, read, out, overwrite_x):
@@ -182,28 +188,20 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
 
 def _norms(z, unit, groups, args, inner, workers, result):
     """Fill in the norms (l2: squared) of `unit` times z; returns the largest."""
-    bits, mask = bit_patterns(z)
     wide = across(groups, z)
     if workers == 1 or z.size < PARALLEL_FROM:
-        return kernels.all_norms(z, bits, mask, unit, *args, wide, inner, result)
+        return kernels.all_norms(z, unit, *args, wide, inner, result)
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
     if inner == kernels.LINF:
-        tops = np.empty((count, wide), bits.dtype)
-        run_split(partial(kernels.max_pieces, bits, mask, *args, tops), count, workers)
-        kernels.join(tops.view(z.dtype), groups.kind, groups.height, result, True)
+        tops = np.empty((count, wide), z.dtype)
+        run_split(partial(kernels.max_pieces, z, *args, tops), count, workers)
+        kernels.join(tops, groups.kind, groups.height, result, True)
     else:
         sums = np.empty((count, wide))
         squares = inner == kernels.L2
         run_split(partial(kernels.sum_pieces, z, squares, unit, *args, sums), count, workers)
         kernels.join(sums, groups.kind, groups.height, result, False)
     return result.max(initial=0.0)
-
-
-def bit_patterns(z):
-    """The numbers' bits as integers, and the mask that drops the sign."""
-    if z.dtype == np.float64:
-        return z.view(np.int64), np.int64((1 << 63) - 1)
-    return z.view(np.int32), np.int32((1 << 31) - 1)
 
 
 def across(groups, z):

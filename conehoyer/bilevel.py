@@ -195,7 +195,9 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     info = np.zeros((len(bounds), 4))
     radii = np.zeros((len(bounds), parts.number))
-    if read.size:
+    if read.size and len(read) == 1 and not parts.whole:
+        work.run(read[0], bounds, write[0], radii[0], info[0], workers)
+    elif read.size:
         goal = write
         if parts.whole:
             flat = (1, *parts.labels.shape)
@@ -214,9 +216,10 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
         else:
             for b in range(len(read)):
                 work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], workers)
-        if not direct:
-            _groups.deliver(data, write, result)
-    warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 3)
+    if not direct:
+        _groups.deliver(data, write, result)
+    if len(info) > 1 or (len(info) == 1 and info[0, 0] == m.CAPPED):
+        warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 3)
     return (result, _info(data, parts, result, radii, info)) if full_output else result
 
 

@@ -4,9 +4,8 @@ A matrix is C-contiguous; its groups are given by a few numbers (`kind`, and for
 their shape ``height``, ``width``), or by a label for each entry.  Rows are blocks of
 shape (1, N), columns blocks of shape (M, 1).
 
-For the norm linf the kernels read the numbers' bit patterns without the sign bit: they
-are ordered as the magnitudes are, NaN and infinity come out on top, and integer loops
-vectorise without a special case.
+The loops take the matrix as one flat array and a row by the place of its first entry:
+a slice a row costs more than a row of 200 entries.
 """
 
 import math
@@ -51,90 +50,135 @@ def _rows_of_piece(kind, height, rows, piece):
     return first, min(first + PIECE, block + height, rows)
 
 
-# --- linf: the bit patterns ------------------------------------------------------------
+@kernel
+def _larger(a, b):
+    """The larger of two numbers; NaN wins."""
+    return a if a >= b or a != a else b
 
 
 @kernel
-def _max_into(tops, bits, first, last, mask):
-    """Take the rows first..last−1 into the running maxima of the columns."""
-    for begin in range(0, tops.size, TILE):
-        top = tops[begin : begin + TILE]
-        end = begin + top.size
-        i = first
-        while i + 4 <= last:
-            a, b = bits[i, begin:end], bits[i + 1, begin:end]
-            c, d = bits[i + 2, begin:end], bits[i + 3, begin:end]
-            for j in range(top.size):
-                ab = max(a[j] & mask, b[j] & mask)
-                top[j] = max(top[j], max(ab, max(c[j] & mask, d[j] & mask)))
-            i += 4
-        while i < last:
-            a = bits[i, begin:end]
-            for j in range(top.size):
-                top[j] = max(top[j], a[j] & mask)
-            i += 1
+def _halve(line, count, largest):
+    """Join each two neighbours of ``line[:2 * count]``: the larger, or the sum."""
+    width = simd.lanes(line)
+    whole = count // width * width
+    for j in range(0, whole, width):
+        a, b = simd.load(line, 2 * j), simd.load(line, 2 * j + width)
+        if largest:
+            simd.store(simd.larger(simd.even(a, b), simd.odd(a, b)), line, j)
+        else:
+            simd.store(simd.add(simd.even(a, b), simd.odd(a, b)), line, j)
+    for j in range(whole, count):
+        a, b = line[2 * j], line[2 * j + 1]
+        line[j] = _larger(a, b) if largest else a + b
+
+
+# --- linf ------------------------------------------------------------------------------
 
 
 @kernel
-def _max_of(row, mask):
-    top = row[0] & mask
-    for j in range(row.size):
-        top = max(top, row[j] & mask)
+def _max_into(tops, place, flat, at, count):
+    """Take a row of `count` entries into the running maxima from ``tops[place]`` on."""
+    width = simd.lanes(flat)
+    whole = count // width * width
+    for j in range(0, whole, width):
+        a = simd.magnitude(simd.load(flat, at + j))
+        simd.store(simd.larger(simd.load(tops, place + j), a), tops, place + j)
+    for j in range(whole, count):
+        tops[place + j] = _larger(tops[place + j], abs(flat[at + j]))
+
+
+@kernel
+def _max_into_4(tops, place, flat, at, step, count):
+    """Take four rows, `step` entries apart, at once."""
+    width = simd.lanes(flat)
+    whole = count // width * width
+    for j in range(0, whole, width):
+        a = simd.magnitude(simd.load(flat, at + j))
+        b = simd.magnitude(simd.load(flat, at + step + j))
+        c = simd.magnitude(simd.load(flat, at + 2 * step + j))
+        d = simd.magnitude(simd.load(flat, at + 3 * step + j))
+        top = simd.larger(simd.load(tops, place + j), simd.larger(a, b))
+        simd.store(simd.larger(top, simd.larger(c, d)), tops, place + j)
+    for i in range(4):
+        for j in range(whole, count):
+            tops[place + j] = _larger(tops[place + j], abs(flat[at + i * step + j]))
+
+
+@kernel
+def _max_of(flat, at, count):
+    """The largest magnitude of a row."""
+    width = simd.lanes(flat)
+    a = b = c = d = simd.splat(flat.dtype.type(0))
+    whole = count // (4 * width) * (4 * width)
+    for j in range(at, at + whole, 4 * width):
+        a = simd.larger(a, simd.magnitude(simd.load(flat, j)))
+        b = simd.larger(b, simd.magnitude(simd.load(flat, j + width)))
+        c = simd.larger(c, simd.magnitude(simd.load(flat, j + 2 * width)))
+        d = simd.larger(d, simd.magnitude(simd.load(flat, j + 3 * width)))
+    top = simd.largest(simd.larger(simd.larger(a, b), simd.larger(c, d)))
+    for j in range(at + whole, at + count):
+        top = _larger(top, abs(flat[j]))
     return top
 
 
 @kernel
-def _max_by_width(line, width, top, mask):
-    """Maxima of neighbours, `width` at a time."""
-    whole = 0
-    if width == 4:
-        whole = line.size // 4
-        quads = line[: 4 * whole].reshape(whole, 4)
-        for b in range(whole):
-            pair = max(quads[b, 0], quads[b, 1])
-            top[b] = max(pair, max(quads[b, 2], quads[b, 3]))
-    elif width % 4 == 0:
-        whole = line.size // width
-        for b in range(whole):
-            part, largest = line[b * width : (b + 1) * width], line[b * width]
-            for j in range(0, width, 4):
-                pair = max(part[j], part[j + 1])
-                largest = max(largest, max(pair, max(part[j + 2], part[j + 3])))
-            top[b] = largest
-    for b in range(whole, top.size):
-        top[b] = _max_of(line[b * width : (b + 1) * width], mask)
+def _max_by_width(line, width, top):
+    """Maxima of neighbours, `width` at a time; the line is spent."""
+    count = line.size
+    while width % 2 == 0 and count % 2 == 0:
+        count //= 2
+        width //= 2
+        _halve(line, count, True)
+    if width == 1:
+        top[:] = line[:count]
+        return
+    for b in range(top.size):
+        most = line[b * width]
+        for j in range(b * width, min(b * width + width, count)):
+            most = _larger(most, line[j])
+        top[b] = most
 
 
 @kernel
-def max_pieces(bits, mask, kind, height, width, labels, tops, first, last):
-    """Fill rows first..last−1 of `tops`: the maxima of the pieces, as bit patterns."""
-    rows, columns = bits.shape
+def max_pieces(x, kind, height, width, labels, tops, first, last):
+    """Fill rows first..last−1 of `tops`: the largest magnitudes of the pieces."""
+    rows, columns = x.shape
+    flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
-    line = np.empty(columns if blocks else 0, bits.dtype)
+    line = np.empty(columns if blocks else 0, x.dtype)
+    if kind == BLOCKS and height == 1 and width == columns:
+        for i in range(first, last):
+            tops[i, 0] = _max_of(flat, i * columns, columns)
+        return
     for piece in range(first, last):
         top = tops[piece]
         begin, end = _rows_of_piece(kind, height, rows, piece)
         top[:] = 0
         if kind == DIAGONALS:
             for i in range(begin, end):
-                row, window = bits[i], top[rows - 1 - i : rows - 1 - i + columns]
-                for j in range(columns):
-                    window[j] = max(window[j], row[j] & mask)
+                _max_into(top, rows - 1 - i, flat, i * columns, columns)
         elif kind == LABELS:
             for i in range(begin, end):
-                row, label = bits[i], labels[i]
                 for j in range(columns):
-                    g = label[j]
-                    top[g] = max(top[g], row[j] & mask)
+                    g = labels[i, j]
+                    top[g] = _larger(top[g], abs(x[i, j]))
         elif width == columns:
             for i in range(begin, end):
-                top[0] = max(top[0], _max_of(bits[i], mask))
-        elif width == 1:
-            _max_into(top, bits, begin, end, mask)
+                top[0] = _larger(top[0], _max_of(flat, i * columns, columns))
         else:
-            line[:] = 0
-            _max_into(line, bits, begin, end, mask)
-            _max_by_width(line, width, top, mask)
+            goal = line if blocks else top
+            goal[:] = 0
+            for j in range(0, columns, TILE):
+                count = min(TILE, columns - j)
+                i = begin
+                while i + 4 <= end:
+                    _max_into_4(goal, j, flat, i * columns + j, columns, count)
+                    i += 4
+                while i < end:
+                    _max_into(goal, j, flat, i * columns + j, count)
+                    i += 1
+            if blocks:
+                _max_by_width(line, width, top)
 
 
 # --- l1, l2: sums ----------------------------------------------------------------------
@@ -148,77 +192,80 @@ def _term(value, squares, unit):
 
 
 @kernel
-def _sum_by_width(line, width, total):
-    """Sums of neighbours, `width` at a time."""
-    whole = 0
-    if width == 4:
-        whole = line.size // 4
-        quads = line[: 4 * whole].reshape(whole, 4)
-        for b in range(whole):
-            total[b] = (quads[b, 0] + quads[b, 1]) + (quads[b, 2] + quads[b, 3])
-    elif width % 4 == 0:
-        whole = line.size // width
-        for b in range(whole):
-            part, s = line[b * width : (b + 1) * width], 0.0
-            for j in range(0, width, 4):
-                s += (part[j] + part[j + 1]) + (part[j + 2] + part[j + 3])
-            total[b] = s
-    for b in range(whole, total.size):
-        part, s = line[b * width : (b + 1) * width], 0.0
-        for j in range(part.size):
-            s += part[j]
-        total[b] = s
+def _terms(flat, j, squares, scale):
+    """`_term` of a register."""
+    a = simd.multiply(simd.load(flat, j), scale)
+    return simd.multiply(a, a) if squares else simd.magnitude(a)
 
 
 @kernel
-def _sum_into(sums, x, first, last, squares, unit):
-    """Add the rows first..last−1 to the running sums of the columns."""
-    for begin in range(0, sums.size, TILE):
-        s = sums[begin : begin + TILE]
-        end = begin + s.size
-        i = first
-        while i + 4 <= last:
-            a, b = x[i, begin:end], x[i + 1, begin:end]
-            c, d = x[i + 2, begin:end], x[i + 3, begin:end]
-            if squares:
-                for j in range(s.size):
-                    ab = _term(a[j], True, unit) + _term(b[j], True, unit)
-                    s[j] += ab + (_term(c[j], True, unit) + _term(d[j], True, unit))
-            else:
-                for j in range(s.size):
-                    ab = _term(a[j], False, unit) + _term(b[j], False, unit)
-                    s[j] += ab + (_term(c[j], False, unit) + _term(d[j], False, unit))
-            i += 4
-        while i < last:
-            a = x[i, begin:end]
-            for j in range(s.size):
-                s[j] += _term(a[j], squares, unit)
-            i += 1
+def _sum_into(sums, place, flat, at, count, squares, unit):
+    """Add the terms of a row to the running sums from ``sums[place]`` on."""
+    width, scale = simd.lanes(flat), simd.splat(unit)
+    whole = count // width * width
+    for j in range(0, whole, width):
+        term = _terms(flat, at + j, squares, scale)
+        simd.store(
+            simd.add(simd.load_like(term, sums, place + j), simd.widen(term)), sums, place + j
+        )
+    for j in range(whole, count):
+        sums[place + j] += np.float64(_term(flat[at + j], squares, unit))
 
 
 @kernel
-def _sum_of(row, squares, unit):
+def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
+    """Add the terms of four rows, `step` entries apart."""
+    width, scale = simd.lanes(flat), simd.splat(unit)
+    whole = count // width * width
+    for j in range(0, whole, width):
+        ab = simd.add(
+            _terms(flat, at + j, squares, scale), _terms(flat, at + step + j, squares, scale)
+        )
+        cd = simd.add(
+            _terms(flat, at + 2 * step + j, squares, scale),
+            _terms(flat, at + 3 * step + j, squares, scale),
+        )
+        four = simd.widen(simd.add(ab, cd))
+        simd.store(simd.add(simd.load_like(ab, sums, place + j), four), sums, place + j)
+    for i in range(4):
+        for j in range(whole, count):
+            sums[place + j] += np.float64(_term(flat[at + i * step + j], squares, unit))
+
+
+@kernel
+def _sum_of(flat, at, count, squares, unit):
     """The sum over a row, in registers; four terms at a time as everywhere."""
-    width = simd.lanes(row)
-    scale = simd.splat(unit)
+    width, scale = simd.lanes(flat), simd.splat(unit)
     total = simd.widen(simd.splat(unit - unit))
-    whole = row.size // (4 * width) * (4 * width)
-    for i in range(0, whole, 4 * width):
-        a = simd.multiply(simd.load(row, i), scale)
-        b = simd.multiply(simd.load(row, i + width), scale)
-        c = simd.multiply(simd.load(row, i + 2 * width), scale)
-        d = simd.multiply(simd.load(row, i + 3 * width), scale)
-        if squares:
-            ab = simd.multiply_add(a, a, simd.multiply(b, b))
-            cd = simd.multiply_add(c, c, simd.multiply(d, d))
-        else:
-            ab = simd.add(simd.magnitude(a), simd.magnitude(b))
-            cd = simd.add(simd.magnitude(c), simd.magnitude(d))
+    whole = count // (4 * width) * (4 * width)
+    for j in range(at, at + whole, 4 * width):
+        ab = simd.add(_terms(flat, j, squares, scale), _terms(flat, j + width, squares, scale))
+        cd = simd.add(
+            _terms(flat, j + 2 * width, squares, scale), _terms(flat, j + 3 * width, squares, scale)
+        )
         total = simd.add(total, simd.widen(simd.add(ab, cd)))
     result = simd.total(total)
-    for j in range(whole, row.size):
-        result += np.float64(_term(row[j], squares, unit))
+    for j in range(at + whole, at + count):
+        result += np.float64(_term(flat[j], squares, unit))
     return result
+
+
+@kernel
+def _sum_by_width(line, width, total):
+    """Sums of neighbours, `width` at a time; the line is spent."""
+    count = line.size
+    while width % 2 == 0 and count % 2 == 0:
+        count //= 2
+        width //= 2
+        _halve(line, count, False)
+    if width == 1:
+        total[:] = line[:count]
+        return
+    for b in range(total.size):
+        s = 0.0
+        for j in range(b * width, min(b * width + width, count)):
+            s += line[j]
+        total[b] = s
 
 
 @kernel
@@ -228,31 +275,41 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     At most four terms are added in the data's precision, all else in float64.
     """
     rows, columns = x.shape
+    flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
     line = np.empty(columns if blocks else 0)
+    if kind == BLOCKS and height == 1 and width == columns:
+        for i in range(first, last):
+            sums[i, 0] = _sum_of(flat, i * columns, columns, squares, unit)
+        return
     for piece in range(first, last):
         total = sums[piece]
         begin, end = _rows_of_piece(kind, height, rows, piece)
         total[:] = 0.0
         if kind == DIAGONALS:
             for i in range(begin, end):
-                row, window = x[i], total[rows - 1 - i : rows - 1 - i + columns]
-                for j in range(columns):
-                    window[j] += _term(row[j], squares, unit)
+                _sum_into(total, rows - 1 - i, flat, i * columns, columns, squares, unit)
         elif kind == LABELS:
             for i in range(begin, end):
-                row, label = x[i], labels[i]
                 for j in range(columns):
-                    total[label[j]] += _term(row[j], squares, unit)
+                    total[labels[i, j]] += np.float64(_term(x[i, j], squares, unit))
         elif width == columns:
             for i in range(begin, end):
-                total[0] += _sum_of(x[i], squares, unit)
-        elif width == 1:
-            _sum_into(total, x, begin, end, squares, unit)
+                total[0] += _sum_of(flat, i * columns, columns, squares, unit)
         else:
-            line[:] = 0.0
-            _sum_into(line, x, begin, end, squares, unit)
-            _sum_by_width(line, width, total)
+            goal = line if blocks else total
+            goal[:] = 0.0
+            for j in range(0, columns, TILE):
+                count = min(TILE, columns - j)
+                i = begin
+                while i + 4 <= end:
+                    _sum_into_4(goal, j, flat, i * columns + j, columns, count, squares, unit)
+                    i += 4
+                while i < end:
+                    _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
+                    i += 1
+            if blocks:
+                _sum_by_width(line, width, total)
 
 
 @kernel
@@ -287,9 +344,11 @@ def _spread(values, width, line):
     whole = 0
     if width == 4:  # the common small block: no inner loop
         whole = line.size // 4
-        quads = line[: 4 * whole].reshape(whole, 4)
-        for b in range(whole):
-            quads[b, 0] = quads[b, 1] = quads[b, 2] = quads[b, 3] = values[b]
+        step = simd.lanes(values)
+        for b in range(0, whole // step * step, step):
+            simd.store_four_times(simd.load(values, b), line, 4 * b)
+        for b in range(whole // step * step, whole):
+            line[4 * b] = line[4 * b + 1] = line[4 * b + 2] = line[4 * b + 3] = values[b]
     elif width % 4 == 0:  # four stores at once become one
         whole = line.size // width
         for b in range(whole):
@@ -297,75 +356,80 @@ def _spread(values, width, line):
             for j in range(0, width, 4):
                 part[j] = part[j + 1] = part[j + 2] = part[j + 3] = value
     for b in range(whole, values.size):
-        part = line[b * width : (b + 1) * width]
-        for j in range(part.size):
-            part[j] = values[b]
+        for j in range(b * width, min(b * width + width, line.size)):
+            line[j] = values[b]
 
 
 @kernel
-def _clip(row, bounds, out):
-    zero = row.dtype.type(0)
-    for j in range(row.size):
-        a = min(abs(row[j]), bounds[j])
-        out[j] = math.copysign(a, row[j]) if bounds[j] > zero else zero
+def _treat(flat, at, count, clip, values, place, goal):
+    """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
+    width, zero = simd.lanes(flat), flat.dtype.type(0)
+    zeros = simd.splat(zero)
+    whole = count // width * width
+    if clip:
+        for j in range(0, whole, width):
+            a, bound = simd.load(flat, at + j), simd.load(values, place + j)
+            clipped = simd.copy_sign(simd.smaller(simd.magnitude(a), bound), a)
+            simd.store(simd.where(simd.above(bound, zeros), clipped, zeros), goal, at + j)
+    else:
+        for j in range(0, whole, width):
+            a, factor = simd.load(flat, at + j), simd.load(values, place + j)
+            product = simd.multiply(a, factor)
+            simd.store(simd.where(simd.above(factor, zeros), product, zeros), goal, at + j)
+    for j in range(whole, count):
+        a, value = flat[at + j], values[place + j]
+        treated = math.copysign(min(abs(a), value), a) if clip else a * value
+        goal[at + j] = treated if value > zero else zero
 
 
 @kernel
-def _multiply(row, factors, out):
-    zero = row.dtype.type(0)
-    for j in range(row.size):
-        out[j] = row[j] * factors[j] if factors[j] > zero else zero
-
-
-@kernel
-def _clip_all(row, bound, out):
-    """`_clip` with one bound."""
-    for j in range(row.size):
-        out[j] = math.copysign(min(abs(row[j]), bound), row[j])
-
-
-@kernel
-def _multiply_all(row, factor, out):
-    """`_multiply` with one factor."""
-    for j in range(row.size):
-        out[j] = row[j] * factor
+def _treat_all(flat, at, count, clip, value, goal):
+    """`_treat` with one value."""
+    width, zero = simd.lanes(flat), flat.dtype.type(0)
+    same = simd.splat(value if value > zero else zero)
+    whole = count // width * width
+    if not value > zero:
+        for j in range(0, whole, width):
+            simd.store(same, goal, at + j)
+    elif clip:
+        for j in range(0, whole, width):
+            a = simd.load(flat, at + j)
+            simd.store(simd.copy_sign(simd.smaller(simd.magnitude(a), same), a), goal, at + j)
+    else:
+        for j in range(0, whole, width):
+            simd.store(simd.multiply(simd.load(flat, at + j), same), goal, at + j)
+    for j in range(whole, count):
+        a = flat[at + j]
+        treated = math.copysign(min(abs(a), value), a) if clip else a * value
+        goal[at + j] = treated if value > zero else zero
 
 
 @kernel
 def apply(x, clip, kind, height, width, labels, values, out, first, last):
     """Clip or multiply the rows first..last−1 by their groups' values."""
     rows, columns = x.shape
-    line = np.empty(columns, x.dtype)
+    flat, goal = x.reshape(-1), out.reshape(-1)
+    blocks = kind == BLOCKS and 1 < width < columns
+    line = np.empty(columns if blocks or kind == LABELS else 0, x.dtype)
     across = (columns + width - 1) // width
     held = -1
     for i in range(first, last):
-        row, target = x[i], out[i]
+        at = i * columns
         if kind == BLOCKS and across == 1:
-            value = values[i // height]
-            if not value > 0.0 and value == value:
-                target[:] = 0.0
-            elif clip:
-                _clip_all(row, value, target)
-            else:
-                _multiply_all(row, value, target)
-            continue
-        if kind == DIAGONALS:
-            line = values[rows - 1 - i : rows - 1 - i + columns]
+            _treat_all(flat, at, columns, clip, values[i // height], goal)
+        elif kind == DIAGONALS:
+            _treat(flat, at, columns, clip, values, rows - 1 - i, goal)
         elif kind == LABELS:
-            label = labels[i]
             for j in range(columns):
-                line[j] = values[label[j]]
-        elif i // height != held:
-            held = i // height
-            part = values[held * across : (held + 1) * across]
-            if width == 1:
-                line = part
-            else:
-                _spread(part, width, line)
-        if clip:
-            _clip(row, line, target)
+                line[j] = values[labels[i, j]]
+            _treat(flat, at, columns, clip, line, 0, goal)
+        elif width == 1:
+            _treat(flat, at, columns, clip, values, i // height * across, goal)
         else:
-            _multiply(row, line, target)
+            if i // height != held:
+                held = i // height
+                _spread(values[held * across : (held + 1) * across], width, line)
+            _treat(flat, at, columns, clip, line, 0, goal)
 
 
 @kernel
@@ -394,13 +458,19 @@ def shrink(values, starts, radii, norms, tol, first, last):
 
 
 @kernel
-def all_norms(x, bits, mask, unit, kind, height, width, labels, across, inner, norms):
-    """Norms of all groups by one thread (l2: squared); returns the largest."""
+def all_norms(x, unit, kind, height, width, labels, across, inner, norms):
+    """Norms of all groups by one thread (l2: squared); returns the largest sum."""
     count = pieces_of(kind, height, len(x))
     if inner == LINF:
-        tops = np.empty((count, across), bits.dtype)
-        max_pieces(bits, mask, kind, height, width, labels, tops, 0, count)
-        join(tops.view(x.dtype), kind, height, norms, True)
+        tops = np.empty((count, across), x.dtype)
+        max_pieces(x, kind, height, width, labels, tops, 0, count)
+        join(tops, kind, height, norms, True)
+        return 1.0
+    sums = norms.reshape(1, -1) if kind == LABELS else np.empty((0, 0))
+    if kind == BLOCKS and pieces_of_block(height) == 1:
+        sums = norms.reshape(count, across)
+    if sums.size:  # each piece is a row of groups
+        sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
     else:
         sums = np.empty((count, across))
         sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)

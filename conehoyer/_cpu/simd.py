@@ -108,6 +108,31 @@ def load(typingctx, array, index):
 
 
 @intrinsic
+def load_like(typingctx, a, array, index):
+    """As many entries of `array` as `a` has lanes."""
+    vec = Vec(array.dtype, a.lanes)
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_pointer(context, builder, array, args[1], args[2], vec))
+        value.align = array.dtype.bitwidth // 8
+        return value
+
+    return vec(a, array, index), codegen
+
+
+@intrinsic
+def store(typingctx, a, array, index):
+    """``array[index:index + lanes] = a`` (contiguous, unaligned)."""
+
+    def codegen(context, builder, signature, args):
+        done = builder.store(args[0], _pointer(context, builder, array, args[1], args[2], a))
+        done.align = array.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(a, array, index), codegen
+
+
+@intrinsic
 def load_wide(typingctx, array, index):
     """``array[index:index + 16]`` as float64: sixteen lanes in two registers."""
     narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
@@ -192,6 +217,36 @@ def _binary(name, doc):
 
     operation.__doc__ = doc
     return intrinsic(operation)
+
+
+@intrinsic
+def larger(typingctx, a, b):
+    """The larger of a and b, lane by lane; NaN wins."""
+
+    def codegen(context, builder, signature, args):
+        return _call(builder, _intrinsic_name("maximum", a), _llvm(a), args, fastmath=("nsz",))
+
+    return a(a, a), codegen
+
+
+@intrinsic
+def smaller(typingctx, a, b):
+    """The smaller of a and b, lane by lane; b where there is a NaN."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return a(a, a), codegen
+
+
+@intrinsic
+def copy_sign(typingctx, a, b):
+    """|a| with the sign of b, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        return _call(builder, _intrinsic_name("copysign", a), _llvm(a), args)
+
+    return a(a, a), codegen
 
 
 add = _binary("fadd", "a + b, lane by lane.")
@@ -336,6 +391,40 @@ def compress(typingctx, a, mask, array, index):
     return types.void(a, mask, array, index), codegen
 
 
+def _lanes_of(first, doc):
+    def operation(typingctx, a, b):
+        def codegen(context, builder, signature, args):
+            places = list(range(first, 2 * a.lanes, 2))
+            kind = ir.VectorType(ir.IntType(32), a.lanes)
+            return builder.shuffle_vector(*args, ir.Constant(kind, places))
+
+        return a(a, a), codegen
+
+    operation.__doc__ = doc
+    return intrinsic(operation)
+
+
+even = _lanes_of(0, "Every second lane of a, then of b, from the first on.")
+odd = _lanes_of(1, "Every second lane of a, then of b, from the second on.")
+
+
+@intrinsic
+def store_four_times(typingctx, a, array, index):
+    """Store each lane four times in a row, at ``array[index:index + 4 * lanes]``."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(32), a.lanes)
+        pointer = _pointer(context, builder, array, args[1], args[2], a)
+        for k in range(4):
+            places = [k * a.lanes // 4 + j // 4 for j in range(a.lanes)]
+            part = builder.shuffle_vector(args[0], args[0], ir.Constant(kind, places))
+            done = builder.store(part, builder.gep(pointer, [ir.Constant(ir.IntType(64), k)]))
+            done.align = array.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(a, array, index), codegen
+
+
 def _tree(builder, value, count, join):
     """Join the lanes' two halves until one lane is left."""
     while count > 1:
@@ -364,6 +453,22 @@ def total(typingctx, a):
         return _tree(builder, value, a.lanes, builder.fadd)
 
     return types.float64(a), codegen
+
+
+@intrinsic
+def largest(typingctx, a):
+    """The largest lane; NaN wins."""
+
+    def codegen(context, builder, signature, args):
+        def larger(low, high):
+            name = "llvm.maximum."
+            if isinstance(low.type, ir.VectorType):
+                name += f"v{low.type.count}"
+            return _call(builder, f"{name}f{a.element.bitwidth}", low.type, [low, high])
+
+        return _tree(builder, args[0], a.lanes, larger)
+
+    return a.element(a), codegen
 
 
 @intrinsic
