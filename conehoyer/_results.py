@@ -7,7 +7,20 @@ import numpy as np
 
 
 class ConvergenceWarning(UserWarning):
-    """A cap on the number of iterations was hit; the result is the best known."""
+    """A cap on the number of iterations was hit; the result is the best known.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> import numpy as np
+    >>> from conehoyer import ConvergenceWarning, nmf_hals
+    >>> x = np.random.default_rng(0).random((20, 10))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", ConvergenceWarning)
+    ...     result = nmf_hals(x, 4, max_iter=2)
+    >>> caught[0].category.__name__, result.converged
+    ('ConvergenceWarning', False)
+    """
 
 
 def warn_capped(capped: int, total: int, stacklevel: int) -> None:
@@ -42,6 +55,13 @@ class ProjectionInfo:
         False where a cap on the passes was hit.
     support : ndarray of int64 or None
         For one vector: number of entries above the trial threshold in each pass.
+
+    Examples
+    --------
+    >>> from conehoyer import project_l1_ball
+    >>> x, info = project_l1_ball([[3.0, -2.0, 1.0], [0.5, 0.5, 0.5]], 2.0, full_output=True)
+    >>> info.threshold, info.nnz, info.level
+    (array([1.5, 0. ]), array([2, 3]), array([2. , 1.5]))
     """
 
     threshold: float | np.ndarray

@@ -47,6 +47,15 @@ def set_workers(workers: int) -> Iterator[None]:
         The value that ``workers=None`` stands for inside the block.  Negative numbers
         count from the machine's processors: -1 means all of them.
 
+    Yields
+    ------
+    None
+        Nothing: ``with set_workers(2):`` has no ``as``.
+
+    See Also
+    --------
+    get_workers : The value in force.
+
     Examples
     --------
     >>> import conehoyer
@@ -63,6 +72,15 @@ def set_workers(workers: int) -> Iterator[None]:
 
 def get_workers() -> int:
     """Return the default number of threads in the current context, 1 unless set.
+
+    Returns
+    -------
+    int
+        What ``workers=None`` stands for.
+
+    See Also
+    --------
+    set_workers : Set it within a ``with`` block.
 
     Examples
     --------

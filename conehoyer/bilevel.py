@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,7 +195,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     workers = resolve_workers(workers)
     read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     info = np.zeros((len(bounds), 4))
-    radii = np.zeros((len(bounds), parts.number))
+    radii = np.zeros((len(bounds), parts.number if full_output or work.needs_radii else 0))
     if read.size and len(read) == 1 and not parts.whole:
         work.run(read[0], bounds, write[0], radii[0], info[0], workers)
     elif read.size:
@@ -226,6 +227,8 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
 class _Bilevel:
     """The bilevel projection of one matrix."""
 
+    needs_radii = False  # but for the report
+
     def __init__(self, kind, parts, inner, feasible, slack, check_finite):
         self.kind, self.parts, self.inner = kind, parts, inner
         self.feasible = feasible and kind == m.CAI
@@ -248,23 +251,19 @@ class _Bilevel:
                 raise _checks.not_finite()
             out[...] = radii[:] = math.nan
             return
-        values = np.empty(norms.size, z.dtype)
         groups = parts.kind, parts.height, parts.width, parts.labels
         if workers == 1 and self.inner != kernels.L1:
-            kernels.finish(
-                z, clip, *groups, norms, u, self.kind, self.feasible, values, out, radii, info
-            )
+            kernels.finish(z, clip, *groups, norms, u, self.kind, self.feasible, out, radii, info)
         else:
-            kernels.settle(norms, u, self.kind, self.feasible, clip, values, radii, info)
-            if self.inner == kernels.L1:
-                self._shrink(z, radii / unit, norms / unit, out, workers)
-            elif info[0] == m.FEASIBLE and clip:
+            kernels.settle(norms, u, self.kind, self.feasible, radii, info)
+            if info[0] == m.FEASIBLE and clip:
                 out[...] = z
+            elif self.inner == kernels.L1:
+                self._shrink(z, u / unit, norms / unit, out, workers)
             else:
-                run_split(
-                    lambda i, j: kernels.apply(z, clip, *groups, values, out, i, j),
-                    len(z), workers,
-                )  # fmt: skip
+                if not clip:
+                    run_split(partial(kernels.to_factors, norms, u), len(u), workers)
+                run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
         if unit != 1.0:
             radii /= unit
             info[1] /= unit
@@ -392,6 +391,8 @@ def project_l1inf_ball(
 class _L1Inf:
     """The exact ℓ1,∞ projection of one matrix."""
 
+    needs_radii = True
+
     def __init__(self, parts, slack, check_finite):
         self.parts, self.slack, self.check_finite = parts, slack, check_finite
 
@@ -447,7 +448,7 @@ class _L1Inf:
         info[:] = status, theta / unit, bounds.sum(), rounds
         kernels.apply(
             z, True, parts.kind, parts.height, parts.width, parts.labels,
-            bounds.astype(z.dtype), out, 0, len(z),
+            bounds, out, 0, len(z),
         )  # fmt: skip
 
 

@@ -36,6 +36,15 @@ class GSPInfo:
         Evaluations of the sums.
     converged : bool
         False where the cap on the passes was hit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import project_gsp
+    >>> vectors = np.array([[4.0, -2.0, 1.0, 1.0], [3.0, 2.0, -1.0, 0.5]])
+    >>> x, info = project_gsp(vectors, 0.5, full_output=True)
+    >>> info.nnz, round(info.sparseness, 12), info.converged
+    (array([4, 3]), 0.5, True)
     """
 
     multiplier: float

@@ -50,6 +50,16 @@ class NMFResult:
         Why it ended, and how many components were reseeded.
     reseeded : int
         How often a component that had become zero was started anew.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import nmf_hals
+    >>> result = nmf_hals(np.outer([1.0, 2.0, 3.0], [1.0, 1.0]), 1)
+    >>> result.W.shape, result.H.shape, result.converged
+    ((3, 1), (1, 2), True)
+    >>> bool(result.error == result.error_history[-1])
+    True
     """
 
     W: np.ndarray
@@ -137,7 +147,7 @@ def nmf_hals(
 
     Returns
     -------
-    result : NMFResult
+    NMFResult
         W and H in the floating dtype of `x` (integers and booleans give float64), the
         error after each iteration, the KKT residual, and why it ended.
 

@@ -141,7 +141,7 @@ def hoyer_score(
 def hoyer_sparseness(
     x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
 ) -> Any:
-    """Hoyer's sparseness, between 0 and 1.
+    """The sparseness that Hoyer defined, between 0 and 1.
 
     ``(√n − ‖x‖₁/‖x‖₂)/(√n − 1)`` of each slice: 0 if all entries have the same magnitude,
     1 for one nonzero entry.

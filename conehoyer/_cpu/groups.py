@@ -340,24 +340,28 @@ def join(pieces, kind, height, norms, largest):
 
 @kernel
 def _spread(values, width, line):
-    """Repeat each value `width` times."""
-    whole = 0
+    """Repeat each value `width` times, in the precision of the line."""
+    whole, real = 0, line.dtype.type
+    if width == 1:
+        for b in range(line.size):
+            line[b] = values[b]
+        return
     if width == 4:  # the common small block: no inner loop
-        whole = line.size // 4
-        step = simd.lanes(values)
-        for b in range(0, whole // step * step, step):
-            simd.store_four_times(simd.load(values, b), line, 4 * b)
-        for b in range(whole // step * step, whole):
-            line[4 * b] = line[4 * b + 1] = line[4 * b + 2] = line[4 * b + 3] = values[b]
+        zeros, step = simd.splat(real(0)), simd.lanes(line)
+        whole = line.size // 4 // step * step
+        for b in range(0, whole, step):
+            four = simd.narrow(simd.load_like(zeros, values, b), zeros)
+            simd.store_four_times(four, line, 4 * b)
     elif width % 4 == 0:  # four stores at once become one
         whole = line.size // width
         for b in range(whole):
-            part, value = line[b * width : (b + 1) * width], values[b]
+            part, value = line[b * width : (b + 1) * width], real(values[b])
             for j in range(0, width, 4):
                 part[j] = part[j + 1] = part[j + 2] = part[j + 3] = value
     for b in range(whole, values.size):
+        value = real(values[b])
         for j in range(b * width, min(b * width + width, line.size)):
-            line[j] = values[b]
+            line[j] = value
 
 
 @kernel
@@ -406,30 +410,30 @@ def _treat_all(flat, at, count, clip, value, goal):
 
 @kernel
 def apply(x, clip, kind, height, width, labels, values, out, first, last):
-    """Clip or multiply the rows first..last−1 by their groups' values."""
+    """Clip or multiply the rows first..last−1 by their groups' values, which are float64."""
     rows, columns = x.shape
     flat, goal = x.reshape(-1), out.reshape(-1)
-    blocks = kind == BLOCKS and 1 < width < columns
-    line = np.empty(columns if blocks or kind == LABELS else 0, x.dtype)
+    real = x.dtype.type
     across = (columns + width - 1) // width
+    line = np.empty(columns if kind != DIAGONALS else values.size, x.dtype)
+    if kind == DIAGONALS:
+        for g in range(values.size):
+            line[g] = values[g]
     held = -1
     for i in range(first, last):
-        at = i * columns
         if kind == BLOCKS and across == 1:
-            _treat_all(flat, at, columns, clip, values[i // height], goal)
-        elif kind == DIAGONALS:
-            _treat(flat, at, columns, clip, values, rows - 1 - i, goal)
+            _treat_all(flat, i * columns, columns, clip, real(values[i // height]), goal)
+            continue
+        place = 0
+        if kind == DIAGONALS:
+            place = rows - 1 - i
         elif kind == LABELS:
             for j in range(columns):
                 line[j] = values[labels[i, j]]
-            _treat(flat, at, columns, clip, line, 0, goal)
-        elif width == 1:
-            _treat(flat, at, columns, clip, values, i // height * across, goal)
-        else:
-            if i // height != held:
-                held = i // height
-                _spread(values[held * across : (held + 1) * across], width, line)
-            _treat(flat, at, columns, clip, line, 0, goal)
+        elif i // height != held:
+            held = i // height
+            _spread(values[held * across : (held + 1) * across], width, line)
+        _treat(flat, i * columns, columns, clip, line, place, goal)
 
 
 @kernel
@@ -479,42 +483,44 @@ def all_norms(x, unit, kind, height, width, labels, across, inner, norms):
 
 
 @kernel
-def settle(norms, u, outer, feasible, clip, values, radii, info):
-    """From the projected norms u: what the groups are clipped at or multiplied by.
+def settle(norms, u, outer, feasible, radii, info):
+    """Mend the projected norms u where the result is to be feasible, and report on them.
 
-    `info` holds the status; it takes the score or the sum of the result's norms.
+    `info` holds the status.  Where `radii` has room, it takes them, and `info` the score or
+    the sum of the result's norms.
     """
     if feasible and info[0] != m.FEASIBLE:
         top, most = passes.largest(norms, True), passes.largest(u, True)
         factor = top / most if most > top else 1.0
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
-    one, none = values.dtype.type(1), values.dtype.type(0)
-    for g in range(norms.size):
-        radii[g] = u[g]
-        values[g] = u[g]
-    if not clip:
-        for g in range(norms.size):
-            # Squares that underflow count as zeros, and become zeros.
-            whole = one if norms[g] > 0.0 else none
-            values[g] = values.dtype.type(u[g] / norms[g]) if u[g] < norms[g] else whole
-    for g in range(norms.size):
-        u[g] = min(u[g], norms[g])
-    _, s, q = passes.sums(u, True, 0.0, -math.inf)
-    info[2] = s
-    if outer == m.CAI:
-        info[2] = s / q * s if q > 0.0 else 0.0
+    if radii.size:
+        radii[:] = u
+        _, s, q = passes.sums(np.minimum(u, norms), True, 0.0, -math.inf)
+        info[2] = s
+        if outer == m.CAI:
+            info[2] = s / q * s if q > 0.0 else 0.0
 
 
 @kernel
-def finish(x, clip, kind, height, width, labels, norms, u, outer, feasible, values, out, radii,
-           info):  # fmt: skip
-    """`settle` and `apply` by one thread."""
-    settle(norms, u, outer, feasible, clip, values, radii, info)
+def to_factors(norms, u, first, last):
+    """Turn the radii u into what the groups first..last−1 are multiplied by."""
+    old, new = norms[first:last], u[first:last]
+    for g in range(new.size):
+        # Squares that underflow count as zeros, and become zeros.
+        whole = 1.0 if old[g] > 0.0 else 0.0
+        new[g] = new[g] / old[g] if new[g] < old[g] else whole
+
+
+@kernel
+def finish(x, clip, kind, height, width, labels, norms, u, outer, feasible, out, radii, info):
+    """All that follows the projection of the norms, by one thread."""
+    settle(norms, u, outer, feasible, radii, info)
     if info[0] == m.FEASIBLE and clip:
-        for i in range(len(x)):
-            row, target = x[i], out[i]
-            for j in range(row.size):
-                target[j] = row[j]
+        flat, goal = x.reshape(-1), out.reshape(-1)
+        for j in range(flat.size):
+            goal[j] = flat[j]
     elif info[0] != m.NONFINITE:
-        apply(x, clip, kind, height, width, labels, values, out, 0, len(x))
+        if not clip:
+            to_factors(norms, u, 0, u.size)
+        apply(x, clip, kind, height, width, labels, u, out, 0, len(x))

@@ -269,6 +269,16 @@ def widen(typingctx, a):
 
 
 @intrinsic
+def narrow(typingctx, a, b):
+    """The lanes as numbers of b's kind."""
+
+    def codegen(context, builder, signature, args):
+        return args[0] if a == b else builder.fptrunc(args[0], _llvm(b))
+
+    return b(a, b), codegen
+
+
+@intrinsic
 def multiply_add(typingctx, a, b, c):
     """a·b + c, rounded once where the machine can."""
 
