@@ -401,32 +401,36 @@ class _L1Inf:
         parts, count, radius = self.parts, self.parts.number, float(radius[0])
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
-        top = passes.largest(z.reshape(-1), True)
-        if not passes.all_finite(z.reshape(-1)):
-            if self.check_finite:
-                raise _checks.not_finite()
-            info[0] = m.NONFINITE
-            out[...] = bounds[:] = math.nan
-            return
         values, starts, _ = _groups.gathered(z, parts)
-        exponent = math.frexp(top)[1]
+        totals, counts, excess, tops = np.empty((4, count))
         unit = 1.0
-        if abs(exponent) > (900 if z.itemsize == 8 else 100):  # sums may overflow
-            unit = math.ldexp(1.0, min(-exponent, 1000))
+        while True:
+            start = partial(
+                kernels_l1inf.start, values, starts, totals, bounds, counts, excess, tops
+            )
+            run_split(start, count, workers)
+            if unit != 1.0:
+                break
+            if not np.isfinite(totals).all() and not passes.all_finite(z.reshape(-1)):
+                if self.check_finite:
+                    raise _checks.not_finite()
+                info[0] = m.NONFINITE
+                out[...] = bounds[:] = math.nan
+                return
+            exponent = math.frexp(tops.max())[1]
+            if abs(exponent) <= (900 if z.itemsize == 8 else 100):
+                break
+            unit = math.ldexp(1.0, min(-exponent, 1000))  # sums may overflow
             values = values * np.float64(unit)
             radius *= unit
-        totals, counts, excess = np.empty((3, count))
-        moved = np.empty(count, bool)
-        tops = kernels_l1inf.start(values, starts, totals, bounds, counts, excess, 0, count)
-        if tops <= radius * (1.0 + self.slack):
-            info[:] = m.FEASIBLE, 0.0, tops / unit, 1.0
+        if tops.sum() <= radius * (1.0 + self.slack):
+            info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0
             out[...] = z
-            kernels_l1inf.tops(values, starts, bounds)
-            bounds /= unit
+            bounds[:] = tops / unit
             return
         theta, rounds, status = 0.0, 0, m.CAPPED
+        moved = np.empty(count, bool)
         while rounds < _MOST_ROUNDS:
-            before = theta
             theta = kernels_l1inf.solve(radius, theta, bounds, counts, excess)
             if radius == 0.0:
                 status = m.SOFT
@@ -438,7 +442,7 @@ class _L1Inf:
                 count, workers,
             )  # fmt: skip
             rounds += 1
-            if theta <= before and not moved.any():
+            if not moved.any():  # the tangents are the functions themselves
                 status = m.SOFT
                 break
         kernels_l1inf.finish(theta, totals, bounds, counts, excess)
@@ -446,10 +450,8 @@ class _L1Inf:
             bounds[:] = 0.0
         bounds /= unit
         info[:] = status, theta / unit, bounds.sum(), rounds
-        kernels.apply(
-            z, True, parts.kind, parts.height, parts.width, parts.labels,
-            bounds, out, 0, len(z),
-        )  # fmt: skip
+        groups = parts.kind, parts.height, parts.width, parts.labels
+        run_split(partial(kernels.apply, z, True, *groups, bounds, out), len(z), workers)
 
 
 def level_for_groups(

@@ -145,12 +145,12 @@ def project_gsp(
     linear in the number of all entries; at most 400 evaluations on any input.
 
     The objective is linear in z: this is *not* the Euclidean projection onto the vectors
-    of that mean sparseness, which would maximise Σ⟨z_i, |x_i|⟩² and so favour the vectors of
-    large norm more.  For (8, 3, 2) and (1, 1, 0) and mean sparseness 0.5 the result has the
+    of that mean sparseness, which would maximise ``Σ⟨z_i, |x_i|⟩²`` and so favour the vectors
+    of large norm more.  For (8, 3, 2) and (1, 1, 0) and mean sparseness 0.5 the result has the
     squared distance 1.27; the projections onto sparseness 0.35 and 0.65, one vector each,
     have 0.42.  For a single vector both agree.
 
-    Where entries tie at the top of a vector, ‖z_i‖₁ jumps at μ = max|x_i|/β_i.  If the
+    Where entries tie at the top of a vector, ‖z_i‖₁ jumps at ``μ = max|x_i|/β_i``.  If the
     mean sparseness asked for lies inside the jump, the first few tied entries stay, all
     equal but the last (as in `project_cai`); several vectors that jump at the same μ each
     use the same share of their jumps.

@@ -101,8 +101,8 @@ def project_cai(
 
     Notes
     -----
-    With a = |y| and p = max(a − τ, 0), where τ >= 0 solves ‖p‖₁² = level·‖p‖₂², the
-    projection is x = sign(y)·p·⟨p, a⟩/⟨p, p⟩.  The time is linear in n: usually one pass
+    With ``a = |y|`` and ``p = max(a − τ, 0)``, where τ >= 0 solves ``‖p‖₁² = level·‖p‖₂²``,
+    the projection is ``x = sign(y)·p·⟨p, a⟩/⟨p, p⟩``.  The time is linear in n: usually one pass
     that reads and one that writes; at most 400 passes on any input.
 
     A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32)
@@ -234,8 +234,8 @@ def project_hoyer(
 
     Notes
     -----
-    x = sign(y)·p·l2/‖p‖₂ with p = max(|y| − τ, 0) and ‖p‖₁/‖p‖₂ = l1/l2, where τ may be
-    negative.  Zero entries that become nonzero get the sign +.  Linear in n.  Ties at the
+    ``x = sign(y)·p·l2/‖p‖₂`` with ``p = max(|y| − τ, 0)`` and ``‖p‖₁/‖p‖₂ = l1/l2``, where
+    τ may be negative.  Zero entries that become nonzero get the sign +.  Linear in n.  Ties at the
     top are broken as in `project_cai`; for sparseness 0 every entry gets the same size,
     and a zero vector with `l2` > 0 counts as n ties.
 
@@ -384,8 +384,8 @@ def project_l1_ball(
 
     Notes
     -----
-    x = sign(y)·max(|y| − τ, 0) with τ >= 0 such that ‖x‖₁ = radius.  "newton" is linear in
-    n: usually one pass that reads and one that writes.  "condat" is linear in practice,
+    ``x = sign(y)·max(|y| − τ, 0)`` with τ >= 0 such that ``‖x‖₁ = radius``.  "newton" is
+    linear in n: usually one pass that reads and one that writes.  "condat" is linear in practice,
     "sort" takes O(n log n).  A slice inside the ball (to 1e-14 relative in float64, 1e-6
     in float32) is returned bit for bit; radius 0 gives zeros.  Ties need no rule.
 
@@ -482,7 +482,7 @@ def project_simplex(
 
     Notes
     -----
-    x = max(y − τ, 0) with τ, of any sign, such that Σx = total.  Costs as for
+    ``x = max(y − τ, 0)`` with τ, of any sign, such that ``Σx = total``.  Costs as for
     `project_l1_ball`.  A slice in the simplex (to 1e-14 relative in float64, 1e-6 in
     float32) is returned bit for bit; total 0 gives zeros.  Ties need no rule.  An empty
     slice stays empty, whatever the total.

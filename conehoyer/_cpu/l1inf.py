@@ -13,16 +13,13 @@ from . import passes
 
 
 @kernel
-def start(values, starts, totals, bounds, counts, excess, first, last):
-    """State of the groups first..last−1 at u = 0; returns the sum of their largest entries."""
-    sum_of_tops = 0.0
+def start(values, starts, totals, bounds, counts, excess, tops, first, last):
+    """State of the groups first..last−1 at u = 0, and their largest entries."""
     for j in range(first, last):
         own = values[starts[j] : starts[j + 1]]
         nu, s, _ = passes.sums(own, True, 0.0, 0.0)
         totals[j], counts[j], excess[j], bounds[j] = s, nu, s, 0.0
-        if nu > 0.0:
-            sum_of_tops += passes.largest(own, True)
-    return sum_of_tops
+        tops[j] = max(passes.largest(own, True), 0.0)
 
 
 @kernel
@@ -82,11 +79,3 @@ def finish(theta, totals, bounds, counts, excess):
             bounds[j] = 0.0
         else:
             bounds[j] = max(bounds[j] + (excess[j] - theta) / counts[j], 0.0)
-
-
-@kernel
-def tops(values, starts, bounds):
-    """The largest entry of each group."""
-    for j in range(bounds.size):
-        own = values[starts[j] : starts[j + 1]]
-        bounds[j] = max(passes.largest(own, True), 0.0)
