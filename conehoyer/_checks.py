@@ -203,7 +203,9 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 
 def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
-    if s.axis is not None and np.ndim(value) == s.array.ndim > 0 and not isinstance(value, float):
+    if isinstance(value, float) or s.axis is None:
+        return per_batch(value, name, s.batch, low, high, what)
+    if np.ndim(value) == s.array.ndim > 0:
         array = np.asarray(value)
         if array.shape[s.axis] == 1:
             value = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True

@@ -28,11 +28,11 @@ class BilevelInfo:
 
     Attributes
     ----------
-    radii : ndarray of float64, shape (..., *groups)
+    radii : ndarray of float64, one number a group
         Bound on the norm of each group, 0 for the groups that were set to zero.  The
-        groups' axes: (N,) for columns, (M,) for rows, (M + N − 1,) for diagonals,
-        (⌈M/r⌉, ⌈N/c⌉) for blocks, (largest label + 1,) for labels.
-    kept : ndarray of bool, shape (..., *groups)
+        batch's shape, then the groups': (N,) for columns, (M,) for rows, (M + N − 1,) for
+        diagonals, (⌈M/r⌉, ⌈N/c⌉) for blocks, (largest label + 1,) for labels.
+    kept : ndarray of bool, one a group
         Whether the group was kept.
     mask : ndarray of bool
         The same for each entry; broadcasts against the data.
@@ -47,6 +47,17 @@ class BilevelInfo:
         ℓ1,∞ projection.
     converged : bool or ndarray of bool
         False where a cap on the passes was hit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import project_bilevel
+    >>> y = np.array([[3.0, -0.5, 1.0], [2.0, 0.5, -2.0]])
+    >>> x, info = project_bilevel(y, radius=3.0, full_output=True)
+    >>> info.radii, info.kept
+    (array([2., 0., 1.]), array([ True, False,  True]))
+    >>> info.mask.shape, info.nnz
+    ((1, 3), np.int64(4))
     """
 
     radii: NDArray[np.float64]
@@ -144,11 +155,11 @@ def project_bilevel(
     Notes
     -----
     Algorithm 3 of the CAI paper is ``project_bilevel(x, level)``: columns, clipped.  As
-    printed it breaks its own constraint unless the input is feasible: groups with
-    u_g > v_g keep their norm v_g, which is too small for H(u) = level.  For a 1000 × 1000
-    Gaussian matrix and a level that keeps 100 columns the score of the norms is larger
-    than asked for by a factor given in the example below.  With ``feasible=True``,
-    u_g = (v_g − τ)₊·v_max/(v_max − τ).
+    printed it breaks its own constraint, unless the input is feasible or the norms of all
+    kept groups are equal: groups with u_g > v_g keep their norm v_g, which is too small for
+    H(u) = level.  For a 1000 × 1000 Gaussian matrix and a level that keeps 100 columns the
+    score of the norms is larger than asked for by a factor given in the example below.
+    With ``feasible=True``, u_g = (v_g − τ)₊·v_max/(v_max − τ).
 
     A matrix whose norms satisfy the constraint is returned bit for bit (with ``"l2"``, but
     for groups so small that their squares underflow to zero beside the largest).  Ties at the top
@@ -330,8 +341,17 @@ def project_l1inf_ball(
         Radius of the ball, at least 0; broadcasts against the batch.
     groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
         The groups, as for `project_bilevel`.
-    out, overwrite_x, workers, check_finite, full_output
-        As for `project_bilevel`.
+    out : ndarray, optional
+        Where the result goes, of x's shape and the result's dtype; may be x itself.
+    overwrite_x : bool, default False
+        Permission to use the memory of x for the result.
+    workers : int, optional
+        Number of threads; None is the context's value, see `set_workers`.
+    check_finite : bool, default True
+        Raise ValueError where x holds NaN or inf.  Without the check such a matrix
+        becomes NaN.
+    full_output : bool, default False
+        Return ``(result, info)``.
 
     Returns
     -------
@@ -360,7 +380,7 @@ def project_l1inf_ball(
     Notes
     -----
     The solution clips each group at a bound u_g.  Every group that is kept loses the same
-    sum, Σ max(|y_i| − u_g, 0) = θ, groups with Σ|y_i| ≤ θ vanish, and Σ u_g = radius.
+    sum, ``Σ max(|y_i| − u_g, 0) = θ``, groups with ``Σ|y_i| ≤ θ`` vanish, and ``Σ u_g = radius``.
     Newton's method on θ and the u_g together ends after finitely many rounds, mostly fewer
     than 10, of one or two passes over the groups not yet dropped.  Memory: groups other than
     rows (columns in Fortran order) are gathered once.  A matrix in the ball is returned
@@ -465,8 +485,10 @@ def level_for_groups(
         The matrix, or a batch of matrices.
     n_groups : int or array_like of int
         Number of groups wanted, at least 1; broadcasts against the batch.
-    groups, inner
-        As for `project_bilevel`.
+    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
+        The groups, as for `project_bilevel`.
+    inner : {"linf", "l2", "l1"}, default "linf"
+        The norm of a group, as for `project_bilevel`.
 
     Returns
     -------

@@ -13,6 +13,7 @@ from .levels import hoyer_ratio, level_of_ratio
 
 _PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
 _NO_LOG = np.empty(0)
+_MOST = np.finfo(float).max
 
 
 def project_cai(
@@ -35,8 +36,8 @@ def project_cai(
         minimise  ‖x − y‖₂   subject to   (‖x‖₁ / ‖x‖₂)² <= level
 
     The set is a cone but not convex; the projection is exact all the same, and unique
-    unless entries tie at the top.  It is a soft threshold, rescaled: the support keeps
-    its signs, and the smaller the level, the fewer nonzeros remain.
+    unless more than `level` entries tie at the top.  It is a soft threshold, rescaled: the
+    support keeps its signs, and the smaller the level, the fewer nonzeros remain.
 
     Parameters
     ----------
@@ -105,11 +106,11 @@ def project_cai(
     the projection is ``x = sign(y)·p·⟨p, a⟩/⟨p, p⟩``.  The time is linear in n: usually one pass
     that reads and one that writes; at most 400 passes on any input.
 
-    A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32)
-    is returned bit for bit; so projecting twice changes nothing, and the zero vector
-    stays.  If more than `level` entries tie at the top, no threshold exists; among the
-    closest points the one is returned that keeps the first ``ceil(level)`` of them, all
-    equal but the last.  Entries within the rounding error of the threshold become zero.
+    A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32,
+    twice the machine epsilon in 16-bit formats) is returned bit for bit; so projecting
+    twice changes nothing, and the zero vector stays.  If more than `level`
+    entries tie at the top, no threshold exists; among the closest points the one is
+    returned that keeps the first ``ceil(level)`` of them, all equal but the last.  Entries within the rounding error of the threshold become zero.
 
     References
     ----------
@@ -281,7 +282,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
     n = max(s.length, 1)
     norms = None
     if l2 is not None:
-        norms = _checks.per_slice(l2, "l2", s, 0.0, np.finfo(float).max, "finite and >= 0")
+        norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")
     if (sparseness is None) == (l1 is None):
         raise ValueError(
             "give either sparseness (with or without l2) or both l1 and l2, got "
@@ -298,7 +299,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
         return levels, np.full(levels.size, -1.0) if norms is None else norms
     if norms is None:
         raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
-    sums = _checks.per_slice(l1, "l1", s, 0.0, np.finfo(float).max, "finite and >= 0")
+    sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
     zero = (sums == 0.0) & (norms == 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(zero, 1.0, sums / norms)
@@ -500,7 +501,7 @@ def project_simplex(
     array([0.625, 0.375, 0.   ])
     """
     s = _checks.slices(x, axis)
-    totals = _checks.per_slice(total, "total", s, 0.0, np.finfo(float).max, "finite and >= 0")
+    totals = _checks.per_slice(total, "total", s, 0.0, _MOST, "finite and >= 0")
     run = _ball_method(s, m.SIMPLEX, False, totals, method)
     return _project(
         s, x, m.SIMPLEX, False, totals, None, run,
@@ -540,7 +541,7 @@ def _project(
         return (goal.array, _empty_info(s)) if full_output else goal.array
     if norms is None:
         norms = levels
-    in_place = goal.rows is z or np.may_share_memory(goal.rows, z)
+    in_place = (out is not None or overwrite_x) and np.may_share_memory(goal.rows, z)
     batch = len(z) > 1 or run is not None
     if in_place and check_finite and batch and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()  # before any row is overwritten
@@ -548,7 +549,12 @@ def _project(
     log = np.full(m.MAX_PASSES, -1.0) if full_output and len(z) == 1 else _NO_LOG
     if z.size < _PARALLEL_FROM:
         workers = 1
-    if run is None and workers > len(z):
+    if run is None and workers == 1:
+        engine.project_rows(
+            kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows, not in_place,
+            info, log, 0, len(z),
+        )  # fmt: skip
+    elif run is None and workers > len(z):
         for r in range(len(z)):
             _project_long(
                 kind, absolute, levels[r], norms[r], s.slack, check_finite, z, goal.rows,
