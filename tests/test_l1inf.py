@@ -114,9 +114,9 @@ def test_feasible_zero_and_special():
     np.testing.assert_allclose(again, ch.project_l1inf_ball(y, 2.0), rtol=1e-13)
 
 
-@pytest.mark.parametrize("exponent", [-1000, -300, 300, 1000])
+@pytest.mark.parametrize("exponent", [-1000, -300, 300, 1020])  # 2^1020: a row's sum overflows
 def test_scales(exponent):
-    y = np.random.default_rng(4).standard_normal((30, 20))
+    y = np.random.default_rng(4).standard_normal((10, 400))
     scale = 2.0**exponent
     x = ch.project_l1inf_ball(y, 5.0, groups="rows")
     z = ch.project_l1inf_ball(y * scale, 5.0 * scale, groups="rows")
