@@ -213,6 +213,8 @@ def advance(kind, p, tol, st, nu, s, q):
             if excess <= tol * (p * qd if cone else p):
                 return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
         left = nu > 0.0 and excess >= 0.0
+        if cone and nu <= p:  # H(d) ≤ ν, with equality only where all d are equal
+            left = False
         tau = anchor + offset
         if left:
             lo = max(lo, tau)
@@ -239,6 +241,12 @@ def advance(kind, p, tol, st, nu, s, q):
         return State(TIED, anchor, 0.0, anchor, anchor, nu, 0, True, at_zero, passes, s, q)
     if tied and nu == p and not everything:
         return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
+
+    if cone and not left and st.nu >= 0.0 and nu > 0.0 and not everything:
+        # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved:
+        # a step from here, with ν near l, may be a wild one.
+        if abs(closeness(kind, p, sd, qd)) <= 2.0**-48:
+            return State(SOFT, anchor, offset, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
 
     can_step = nu > 0.0 and (nu > p or not cone)
     if can_step:

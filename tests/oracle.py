@@ -110,7 +110,7 @@ def threshold_for_level(values, level):
     level = LD(level)
 
     def enough(p):
-        return hoyer_score(p) > level
+        return p.size > level and hoyer_score(p) > level  # H(p) ≤ p.size, but for rounding
 
     def theta_on(g):
         nu = g.size

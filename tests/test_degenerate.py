@@ -406,3 +406,22 @@ def test_periodic_data_does_not_fool_the_sample(period):
     level = float(oracle.hoyer_score(y)) * 0.3
     for v in (y, y[::-1], np.sort(y)):
         assert close(ch.project_cai(v, level), oracle.project_cai(v, level))
+
+
+@pytest.mark.parametrize("n", [300, 20_000])
+def test_level_within_rounding_of_the_top_cluster(n):
+    """From nearly equal top entries, the score stays at their number over a wide gap."""
+    rng = np.random.default_rng(7)
+    many = n // 10
+    for trial in range(60):
+        gap, noise = 10.0 ** rng.uniform(-6, 0), 10.0 ** rng.uniform(-10, -6)
+        low = 1.0 + noise * rng.standard_normal(n - many)
+        y = np.concatenate([low, 1.0 + gap * (1.0 + noise * rng.standard_normal(many))])
+        if trial % 2:
+            rng.shuffle(y)
+        level = many * (1.0 - 10.0 ** rng.uniform(-16, -8)) if trial % 3 else float(many)
+        x, info = ch.project_cai(y, level, full_output=True)
+        assert info.converged
+        assert abs(float(oracle.hoyer_score(x)) / level - 1.0) <= 1e-12
+        reference = oracle.project_cai(y, level)
+        assert np.abs(x - reference).max() <= 1e-12 * np.abs(reference).max()

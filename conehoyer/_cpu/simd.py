@@ -219,12 +219,18 @@ def _binary(name, doc):
     return intrinsic(operation)
 
 
+def _larger(builder, a, b):
+    """The larger of two values or registers; NaN wins (llvm.maximum aborts on LLVM 15)."""
+    top = builder.select(builder.fcmp_ordered(">", a, b), a, b)  # b where there is a NaN
+    return builder.select(builder.fcmp_unordered("uno", a, a), a, top)
+
+
 @intrinsic
 def larger(typingctx, a, b):
     """The larger of a and b, lane by lane; NaN wins."""
 
     def codegen(context, builder, signature, args):
-        return _call(builder, _intrinsic_name("maximum", a), _llvm(a), args, fastmath=("nsz",))
+        return _larger(builder, *args)
 
     return a(a, a), codegen
 
@@ -470,13 +476,7 @@ def largest(typingctx, a):
     """The largest lane; NaN wins."""
 
     def codegen(context, builder, signature, args):
-        def larger(low, high):
-            name = "llvm.maximum."
-            if isinstance(low.type, ir.VectorType):
-                name += f"v{low.type.count}"
-            return _call(builder, f"{name}f{a.element.bitwidth}", low.type, [low, high])
-
-        return _tree(builder, args[0], a.lanes, larger)
+        return _tree(builder, args[0], a.lanes, lambda low, high: _larger(builder, low, high))
 
     return a.element(a), codegen
 
