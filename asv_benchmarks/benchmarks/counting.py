@@ -8,6 +8,8 @@ The CAI paper is: Anonymous, *A fast and scalable extended Hoyer projection for 
 neural network sparsity*, under review.
 """
 
+from time import thread_time
+
 import numba
 import numpy as np
 
@@ -261,7 +263,7 @@ def alternating(y, level, inner="michelot", packed=True, count=None):
         z = count.add(count.multiply(z, slope), move)
         if not packed:
             z = count.choose(alive, z)
-        tau = _simplex(z, 0.0, total, nu, inner, count)
+        tau = _simplex(z, 0.0, total, nu, inner, packed, count)
         if tau == 0.0:
             break
         z, y = _shrink(count, z, y, tau, alive, packed)
@@ -288,20 +290,20 @@ def ball_and_sphere(y, level, tolerance, inner="michelot", packed=True, count=No
         count.rounds += 1
         nu = count.number(alive)
         first = count.divide(count.subtract(length, total), nu)
-        tau = _simplex(z, first, total, nu, inner, count)
+        tau = _simplex(z, first, total, nu, inner, packed, count)
         z, y = _shrink(count, z, y, tau, alive, packed)
         z = count.multiply(z, count.divide(norm, count.sqrt(count.dot(z, z))))
     return _unpack(count, count.multiply(z, count.sign(y)), alive, packed), count
 
 
-def _simplex(z, first, total, nu, inner, count):
+def _simplex(z, first, total, nu, inner, packed, count):
     """τ with Σ max(z − τ, 0) = total.
 
     `first` is what τ would be if none of the `nu` entries left fell below it: 0 for z that
     sums to `total`, and then the answer if no entry is negative.
     """
     if inner == "michelot":
-        return _michelot(z, first, total, nu, count)
+        return _michelot(z, first, total, nu, packed, count)
     if first == 0.0 and count.number(count.at_least(z, 0.0)) == z.shape[0]:
         return first
     tau, operations = condat_threshold(z, float(total))
@@ -309,9 +311,8 @@ def _simplex(z, first, total, nu, inner, count):
     return tau
 
 
-def _michelot(z, tau, total, nu, count):
+def _michelot(z, tau, total, nu, packed, count):
     """Michelot's algorithm: τ of all entries, of those above that τ, and so on."""
-    packed = z.shape[0] == nu
     while True:
         kept = count.compare(z, tau)
         left = count.number(kept)
@@ -322,12 +323,13 @@ def _michelot(z, tau, total, nu, count):
         tau = count.divide(count.subtract(count.sum(z), total), nu)
 
 
-@numba.njit(cache=True)
+@numba.njit
 def condat_threshold(a, radius):
     """Condat's algorithm; τ with Σ max(a − τ, 0) = radius, and the operations.
 
     It takes one entry after the other, so it is compiled, and its counts stand beside the
-    lines that they belong to.
+    lines that they belong to.  (Not cached on disk: the cache would remember by which name
+    this module was imported.)
     """
     heap = np.empty_like(a)
     heap[0] = a[0]
@@ -411,3 +413,21 @@ def bilevel_columns(x, level):
     """The same; returns it and the count."""
     clamped, parts = bilevel_by_part(x, level)
     return clamped, sum(part.operations for part in parts.values())
+
+
+# --- times beside counts -------------------------------------------------------------
+
+
+def least_times(call, reference, seconds=0.1):
+    """The least processor time of two calls, in turn: once the first, five times the second.
+
+    Of the calling thread: other programs hardly matter, other threads are not seen.
+    """
+    times = [], []
+    while sum(times[0]) < seconds:
+        for some, repeated, count in zip(times, (call, reference), (1, 5), strict=True):
+            for _ in range(count):
+                start = thread_time()
+                repeated()
+                some.append(thread_time() - start)
+    return tuple(min(some) for some in times)
