@@ -242,18 +242,16 @@ def advance(kind, p, tol, st, nu, s, q):
     if tied and nu == p and not everything:
         return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
 
-    if cone and not left and st.nu >= 0.0 and nu > 0.0 and not everything:
-        # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved:
-        # a step from here, with ν near l, may be a wild one.
-        if abs(closeness(kind, p, sd, qd)) <= 2.0**-48:
-            return State(SOFT, anchor, offset, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
-
+    # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved: a
+    # step from here, with ν near l, may be a wild one.
+    arrived = cone and not left and st.nu >= 0.0 and nu > 0.0 and not everything
+    arrived = arrived and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
     can_step = nu > 0.0 and (nu > p or not cone)
-    if can_step:
-        step = newton_offset(kind, p, nu, s, q)
+    if can_step or arrived:
+        step = offset if arrived else newton_offset(kind, p, nu, s, q)
         # The same support twice, or no progress from the left: solved.
-        solved = nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
-        # A Newton step never passes τ*, except by rounding: do not chase that.
+        solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
+        # Do not chase a step that passed τ* by more.
         solved = solved or (st.overshoots >= 4 and not left)
         if solved and left and not everything:
             step = max(step, offset)
@@ -263,9 +261,10 @@ def advance(kind, p, tol, st, nu, s, q):
             sd, qd = sums_at(nu, s, q, step)
             if not signed and not at_zero:
                 # So close to τ = 0 that the input may count as feasible: look there.
-                slack = 4.0 * tol * (sd / (2.0 * (nu - p)) if cone else p / nu)
+                room = nu - p if nu > p else 0.5
+                slack = 4.0 * tol * (sd / (2.0 * room) if cone else p / nu)
                 if anchor + step <= slack:
-                    return State(GO, 0.0, 0.0, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0)
+                    return State(GO, 0.0, 0.0, lo, hi, -1.0, 0, False, False, passes, 0.0, 0.0)
             return State(SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
         if passes >= MAX_PASSES:
             sd, qd = sums_at(nu, s, q, step)

@@ -547,6 +547,8 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         else:  # only the band pinned it
             st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
+    if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and kind != m.HOYER:
+        return _plain_job(st, z, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
