@@ -20,10 +20,7 @@ def main():
         for r in (1, 2, 4, 8, 16):
             case = AgainstHals()
             case.setup(m, r)
-            print(
-                f"{m:6}{r:4}{case.track_operations(m, r):13.2f}{case.track_time(m, r, 0.2):9.2f}",
-                flush=True,
-            )
+            print(f"{m:6}{r:4}{case.operations():13.2f}{case.time(0.2):9.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Projections of whole groups of a matrix, relative to the floor, a sort, and HALS."""
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 import conehoyer
 
 from . import counting
-from .common import DTYPES, compare, floor_call, require_processors
+from .common import DTYPES, compare, copies, floor_call, require_processors, sampled
 
 GROUPS = {
     "columns": "columns",
@@ -17,7 +17,7 @@ GROUPS = {
     "blocks of 16": (16, 16),
     "blocks of 64": (64, 64),
 }
-SIDES = (256, 1024, 2048, 4096)
+SIDES = (256, 1024, 4096)
 
 
 class Problem:
@@ -30,49 +30,92 @@ class Problem:
         options = {"groups": GROUPS[groups], "inner": inner}
         count = side if isinstance(GROUPS[groups], str) else (side // GROUPS[groups][0]) ** 2
         level = conehoyer.level_for_groups(self.x, max(count // 10, 1), **options)
-        self.project = partial(conehoyer.project_bilevel, self.x, level, out=self.out, **options)
+        self.project = partial(conehoyer.project_bilevel, level=level, **options)
 
     def over_floor(self, seconds=0.5, threads=1):
-        floor = floor_call(self.x.ravel("K"), self.out.ravel("K"), threads)
-        return compare(partial(self.project, workers=threads), floor, seconds)
+        pairs = [
+            (
+                partial(self.project, x, out=out, workers=threads),
+                floor_call(x.ravel("K"), out.ravel("K"), threads),
+            )
+            for x, out in copies(self.x, self.out)
+        ]
+        return compare(*pairs, seconds=seconds)
 
 
 class OverFloor:
-    params = (tuple(GROUPS), SIDES, DTYPES, ("linf", "l2"), ("C", "F"))
-    param_names = ("groups", "side", "dtype", "inner", "order")
-    unit = "ratio"
+    params = (tuple(GROUPS), SIDES, DTYPES)
+    param_names = ("groups", "side", "dtype")
 
     def setup(self, *params):
         self.problem = Problem(*params)
 
+    @sampled("ratio", rounds=2)
     def track_over_floor(self, *params):
-        return self.problem.over_floor().ratio
+        return self.problem.over_floor().samples
+
+
+class Variants:
+    """The other norms, and columns that lie side by side."""
+
+    params = (tuple(GROUPS), ("linf", "l2", "l1"), ("C", "F"))
+    param_names = ("groups", "inner", "order")
+
+    def setup(self, groups, inner, order):
+        self.problem = Problem(groups, 1024, "float64", inner, order)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
 
 
 class TwoWorkers:
-    params = (tuple(GROUPS), (1024, 4096), DTYPES)
+    params = (tuple(GROUPS), SIDES[1:], DTYPES)
     param_names = ("groups", "side", "dtype")
-    unit = "ratio"
 
     def setup(self, *params):
         require_processors(2)
         self.problem = Problem(*params)
 
+    @sampled("ratio", rounds=2)
     def track_over_floor(self, *params):
-        return self.problem.over_floor(threads=2).ratio
+        return self.problem.over_floor(threads=2).samples
+
+
+class Times:
+    params = (("project_bilevel", "project_l1inf_ball", "level_for_groups"), tuple(GROUPS))
+    param_names = ("function", "groups")
+    repeat = (3, 20, 0.5)
+
+    def setup(self, function, groups):
+        parameter = 100.0 if function.startswith("project") else 100
+        x = _gaussian(1024)
+        self.call = partial(getattr(conehoyer, function), x, parameter, groups=GROUPS[groups])
+
+    def time_1024(self, function, groups):
+        self.call()
 
 
 class Memory:
-    """Beyond the result: of the order of the number of groups."""
+    """Peak memory of the process; data and result take 128 MB each.
 
-    params = (tuple(GROUPS),)
-    param_names = ("groups",)
+    Beyond these, the bilevel projection takes of the order of the number of groups.
+    """
 
-    def setup(self, groups):
-        self.problem = Problem(groups, 2048)
+    params = (("project_bilevel", "project_l1inf_ball"), tuple(GROUPS))
+    param_names = ("function", "groups")
 
-    def peakmem_project(self, groups):
-        self.problem.project()
+    def setup_cache(self):
+        for function in self.params[0]:  # compile, which takes memory, elsewhere
+            for groups in GROUPS.values():
+                getattr(conehoyer, function)(_gaussian(64), 10.0, groups=groups)
+
+    def setup(self, function, groups):
+        project = getattr(conehoyer, function)
+        self.project = partial(project, _gaussian(4096), 400.0, groups=GROUPS[groups])
+
+    def peakmem_project(self, function, groups):
+        self.project()
 
 
 class ExactL1Inf:
@@ -80,44 +123,66 @@ class ExactL1Inf:
 
     params = ((1.0, 30.0, 300.0),)
     param_names = ("radius",)
-    unit = "ratio"
 
     def setup(self, radius):
-        self.x = np.random.default_rng(0).standard_normal((1000, 1000))
-        self.out = np.zeros_like(self.x)
+        self.project = partial(conehoyer.project_l1inf_ball, radius=radius, groups="rows")
 
+    def over_sort(self, seconds=0.5):
+        x = _gaussian(1000)
+        pairs = [
+            (partial(self.project, x, out=out), lambda x=x: np.sort(np.abs(x), axis=-1))
+            for x, out in copies(x, np.zeros_like(x))
+        ]
+        return compare(*pairs, seconds=seconds)
+
+    @sampled("ratio")
     def track_over_sort(self, radius):
-        return compare(
-            partial(conehoyer.project_l1inf_ball, self.x, radius, groups="rows", out=self.out),
-            lambda: np.sort(np.abs(self.x), axis=-1),
-        ).ratio
+        return self.over_sort().samples
+
+    def track_rounds(self, radius):
+        return int(self.project(_gaussian(1000), full_output=True)[1].passes)
+
+    track_rounds.unit = "rounds"
+
+
+@cache
+def _gaussian(side):
+    return np.random.default_rng(0).standard_normal((side, side))
 
 
 class AgainstHals:
-    """One HALS sweep over one bilevel projection of the same m × m matrix."""
+    """One bilevel projection over one HALS sweep of the same m × m matrix."""
 
-    params = ((256, 1024, 4096), (1, 2, 4, 8, 16))
+    params = (SIDES, (1, 4, 16))
     param_names = ("m", "r")
-    unit = "ratio"
 
     def setup(self, m, r):
         rng = np.random.default_rng(0)
         self.x = rng.random((m, m))
         self.w, self.h = rng.random((m, r)), rng.random((r, m))
-        self.level = conehoyer.level_for_groups(self.x, m // 10)
+        level = conehoyer.level_for_groups(self.x, m // 10)
+        self.project = partial(conehoyer.project_bilevel, self.x, level, out=np.zeros_like(self.x))
+        self.sweep = partial(_sweep, self.x, self.w, self.h)
+        self.level = level
 
-    def track_operations(self, m, r):
+    def operations(self):
+        """Of the sweep, over those of the projection: the paper's ratio."""
         _, _, sweep = counting.hals_sweep(self.x, self.w, self.h)
         _, projection = counting.bilevel_columns(self.x, self.level)
         return sweep / projection
 
-    def track_time(self, m, r, seconds=0.5):
-        out = np.zeros_like(self.x)
-        return compare(
-            partial(_sweep, self.x, self.w, self.h),
-            partial(conehoyer.project_bilevel, self.x, self.level, out=out),
-            seconds,
-        ).ratio
+    def time(self, seconds=0.5):
+        """Of the sweep, over that of the projection."""
+        return compare((self.sweep, self.project), seconds=seconds).ratio
+
+    def track_operations(self, m, r):
+        return round(1.0 / self.operations(), 4)
+
+    @sampled("ratio")
+    def track_time(self, m, r):
+        return compare((self.project, self.sweep)).samples
+
+    track_operations.unit = "ratio"
 
 
 def _sweep(x, w, h):

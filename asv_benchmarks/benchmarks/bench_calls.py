@@ -1,14 +1,15 @@
 """What a call costs whatever the data: small inputs, imports, the first call."""
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
+from functools import cache, partial
 
 import conehoyer
 
-from .common import PARAMETERS, Problem, data
+from .common import BLOCKS, PARAMETERS, data, problem, sampled
 
 SMALL = (10, 100, 1000)
 
@@ -42,7 +43,7 @@ def in_new_process(code, **environment):
 
 def import_over_numpy(repeats=9):
     """Seconds that ``import conehoyer`` takes once NumPy is imported."""
-    return statistics.median(in_new_process(IMPORT) for _ in range(repeats))
+    return min(in_new_process(IMPORT) for _ in range(repeats))
 
 
 def first_call(warm, repeats=5):
@@ -51,13 +52,16 @@ def first_call(warm, repeats=5):
         cold = in_new_process(FIRST_CALL, NUMBA_CACHE_DIR=cache)
         if not warm:
             return cold
-        return statistics.median(
-            in_new_process(FIRST_CALL, NUMBA_CACHE_DIR=cache) for _ in range(repeats)
-        )
+        return min(in_new_process(FIRST_CALL, NUMBA_CACHE_DIR=cache) for _ in range(repeats))
+
+
+def seconds(call):
+    """What a call of some µs takes when nothing interrupts it, a few times over."""
+    return [min(timeit.repeat(call, number=100, repeat=30)) / 100 for _ in range(BLOCKS)]
 
 
 def small_problem(function, n):
-    return Problem(function, data("gaussian", n), 0.5)
+    return problem(function, "gaussian", n, "float64", 0.5)
 
 
 class Calls:
@@ -65,28 +69,48 @@ class Calls:
     param_names = ("function", "n")
 
     def setup(self, function, n):
-        problem = small_problem(function, n)
-        self.project, self.y, self.parameter = problem.project, problem.y, problem.parameter
-        self.out = problem.out
+        case = small_problem(function, n)
+        self.project, self.y, self.parameter = case.project, case.y, case.parameter
+        self.out = case.out
 
-    def time_call(self, function, n):
-        self.project(self.y, self.parameter)
+    @sampled("seconds", rounds=2)
+    def track_call(self, function, n):
+        return seconds(partial(self.project, self.y, self.parameter))
 
-    def time_call_with_out(self, function, n):
-        self.project(self.y, self.parameter, out=self.out)
+    @sampled("seconds", rounds=2)
+    def track_call_with_out(self, function, n):
+        return seconds(partial(self.project, self.y, self.parameter, out=self.out))
 
 
 class Scores:
-    params = (("cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score"), SMALL)
+    params = (("cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score"), (100, 1_000_000))
     param_names = ("function", "n")
+    repeat = (10, 100, 0.5)
 
     def setup(self, function, n):
-        self.score = getattr(conehoyer, function)
-        self.y = data("gaussian", n)
-        self.score(self.y)
+        self.score = partial(getattr(conehoyer, function), _gaussian(n))
+        self.score()
 
-    def time_call(self, function, n):
-        self.score(self.y)
+    def time_score(self, function, n):
+        self.score()
+
+
+class Levels:
+    params = ((100, 100_000),)
+    param_names = ("n",)
+    repeat = (10, 100, 0.5)
+
+    def setup(self, n):
+        self.y, self.count = _gaussian(n), n // 10
+        self.time_level_for_nnz(n)
+
+    def time_level_for_nnz(self, n):
+        conehoyer.level_for_nnz(self.y, self.count)
+
+
+@cache
+def _gaussian(n):
+    return data("gaussian", n)
 
 
 class Import:
@@ -98,7 +122,6 @@ class Import:
 
 class FirstCall:
     unit = "seconds"
-    timeout = 600
 
     def track_cold_cache(self):
         return first_call(warm=False)

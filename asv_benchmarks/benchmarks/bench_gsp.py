@@ -6,7 +6,7 @@ import numpy as np
 
 from conehoyer import project_gsp
 
-from .common import DTYPES, compare, data, floor_call, require_processors
+from .common import DTYPES, compare, copies, data, floor_call, require_processors, sampled
 
 SIZES = (100_000, 1_000_000)  # of all vectors together
 SPARSENESS = (0.5, 0.9, 0.99)
@@ -14,35 +14,28 @@ SHARES = (0.5, 0.25, 0.125, 0.0625, 0.0625)
 ROWS = (10_000, 100)
 
 
-def vectors_of(size, dtype):
+def layers(whole):
     """A few large vectors, and small ones that make up the rest: layers of a network."""
-    whole = data("gaussian", size, dtype)
-    ends = np.cumsum([int(size * share) for share in SHARES])[:-1]
-    return whole, np.split(whole, ends)
+    ends = np.cumsum([int(whole.size * share) for share in SHARES])[:-1]
+    return np.split(whole, ends)
 
 
 class Layers:
-    params = (DTYPES, SIZES, SPARSENESS)
-    param_names = ("dtype", "n", "sparseness")
+    params = (DTYPES, SIZES, SPARSENESS, (1, 2))
+    param_names = ("dtype", "n", "sparseness", "workers")
 
-    def setup(self, dtype, n, sparseness):
-        self.whole, self.vectors = vectors_of(n, dtype)
-        self.out = [np.zeros_like(vector) for vector in self.vectors]
-        self.call = partial(project_gsp, self.vectors, sparseness, out=self.out, workers=1)
+    def setup(self, dtype, n, sparseness, workers):
+        require_processors(workers)
+        y = data("gaussian", n, dtype)
+        project = partial(project_gsp, sparseness=sparseness, workers=workers)
+        self.pairs = [
+            (partial(project, layers(y), out=layers(out)), floor_call(y, out, workers))
+            for y, out in copies(y, np.zeros_like(y))
+        ]
 
-    def track_over_floor(self, dtype, n, sparseness):
-        return compare(self.call, floor_call(self.whole, np.zeros_like(self.whole))).ratio
-
-    def track_two_workers_over_floor(self, dtype, n, sparseness):
-        require_processors(2)
-        call = partial(self.call, workers=2)
-        return compare(call, floor_call(self.whole, np.zeros_like(self.whole), threads=2)).ratio
-
-    def track_passes(self, dtype, n, sparseness):
-        return self.call(full_output=True)[1].passes
-
-    track_over_floor.unit = track_two_workers_over_floor.unit = "ratio"
-    track_passes.unit = "passes"
+    @sampled("ratio", rounds=2)
+    def track_over_floor(self, *params):
+        return compare(*self.pairs).samples
 
 
 class Rows:
@@ -50,12 +43,27 @@ class Rows:
 
     params = (DTYPES, SPARSENESS)
     param_names = ("dtype", "sparseness")
-    unit = "ratio"
 
     def setup(self, dtype, sparseness):
-        self.y = data("gaussian", ROWS, dtype)
-        self.out = np.zeros_like(self.y)
-        self.call = partial(project_gsp, self.y, sparseness, out=self.out, workers=1)
+        y = data("gaussian", ROWS, dtype)
+        project = partial(project_gsp, sparseness=sparseness, workers=1)
+        self.pairs = [
+            (partial(project, y, out=out), floor_call(y, out))
+            for y, out in copies(y, np.zeros_like(y))
+        ]
 
-    def track_over_floor(self, dtype, sparseness):
-        return compare(self.call, floor_call(self.y, self.out)).ratio
+    @sampled("ratio", rounds=2)
+    def track_over_floor(self, *params):
+        return compare(*self.pairs).samples
+
+
+class Passes:
+    params = (DTYPES, SIZES, SPARSENESS)
+    param_names = ("dtype", "n", "sparseness")
+    unit = "passes"
+
+    def setup(self, dtype, n, sparseness):
+        self.call = partial(project_gsp, layers(data("gaussian", n, dtype)), sparseness)
+
+    def track_passes(self, *params):
+        return self.call(full_output=True)[1].passes

@@ -8,13 +8,15 @@ thousandths a row, and then the label.
 import contextlib
 import os
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from conehoyer import nmf_hals
+
+from .common import require
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 SHIPPED = (
@@ -65,6 +67,13 @@ PROBLEMS = {
     "ecg-40": (_ecg, 40),
     "dense-50": (_dense, 50),
     "sparse-20": (_sparse, 20),
+}
+
+
+VARIANTS = {
+    "accelerated": {},
+    "plain": {"accelerated": False},
+    "sparse rows": {"level_h": 30.0},
 }
 
 
@@ -134,22 +143,66 @@ def measure(problem, starts=STARTS, **options):
     return np.array(rows)
 
 
+@cache
+def _problem(name):
+    make, rank = PROBLEMS[name]
+    x = make()
+    return x, start(x, rank, 0)
+
+
 class OverScikitLearn:
     """Time to the error that it has after 50 iterations, over its time: at most 0.5."""
 
     params = (tuple(PROBLEMS),)
     param_names = ("problem",)
     unit = "ratio"
-    timeout = 600
 
     def setup(self, problem):
-        try:
-            import sklearn  # noqa: F401
-        except ImportError:
-            raise NotImplementedError("needs scikit-learn") from None
+        require("sklearn")
 
     def track_over_coordinate_descent(self, problem):
-        return float(np.median(measure(problem)[:, 0]))
+        return round(float(np.median(measure(problem, starts=3)[:, 0])), 4)
+
+
+class Iterations:
+    """Ten iterations, with and without extra sweeps, and with sparse rows of H."""
+
+    params = (("ecg-20", "dense-50", "sparse-20"), tuple(VARIANTS))
+    param_names = ("problem", "variant")
+    repeat = (2, 10, 2.0)
+
+    def setup_cache(self):
+        for problem in self.params[0]:  # compile, which takes memory, elsewhere
+            self.setup(problem, "sparse rows")
+            self.call()
+
+    def setup(self, problem, variant):
+        x, init = _problem(problem)
+        self.call = partial(
+            nmf_hals, x, len(init[1]), init=init, tol=0, max_iter=10, **VARIANTS[variant]
+        )
+
+    def time_iterations(self, problem, variant):
+        self.call()
+
+    def peakmem_iterations(self, problem, variant):
+        self.call()
+
+
+class Error:
+    """Error after so many iterations, relative to the one at the start."""
+
+    params = (tuple(PROBLEMS), (10, ITERATIONS))
+    param_names = ("problem", "iterations")
+    unit = "ratio"
+
+    def setup(self, problem, iterations):
+        self.x, self.init = _problem(problem)
+
+    def track_error(self, problem, iterations):
+        rank = len(self.init[1])
+        result = nmf_hals(self.x, rank, init=self.init, tol=0, max_iter=iterations)
+        return float(result.error / result.error_history[0])
 
 
 if __name__ == "__main__":

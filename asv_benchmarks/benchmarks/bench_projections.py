@@ -1,6 +1,14 @@
 """Projections relative to the floor, to sorting and to the classical algorithms."""
 
+from functools import partial
+
+import numpy as np
+
+import conehoyer
+
+from . import counting
 from .common import (
+    BLOCKS,
     DISTRIBUTIONS,
     DTYPES,
     KEPT,
@@ -8,114 +16,244 @@ from .common import (
     ROWS,
     SIZES,
     Problem,
+    compare,
+    copies,
     data,
-    floor_over_copyto,
+    floor_call,
+    problem,
     require_processors,
+    sampled,
 )
 
 FUNCTIONS = ("project_cai", "project_l1_ball")
+METHODS = {
+    "iterative": "project_cai",
+    "alternating": "project_hoyer",
+    "condat": "project_l1_ball",
+    "sort": "project_l1_ball",
+}
+TYPICAL = {
+    "project_cai": 100.0,
+    "project_hoyer": 0.5,
+    "project_l1_ball": 100.0,
+    "project_simplex": 100.0,
+}
+TWO = (0.5, 0.01)  # nonzeros, where two shares must do
 
 
 class Floor:
-    """The yardstick itself: at least 0.8."""
+    """The yardstick over ``np.copyto``, which moves two thirds as much: at most 1.9."""
 
     params = (DTYPES, SIZES)
     param_names = ("dtype", "n")
-    unit = "ratio"
 
+    def setup(self, dtype, n):
+        y = data("gaussian", n, dtype)
+        self.pairs = [
+            (floor_call(y, out), partial(np.copyto, out, y))
+            for y, out in copies(y, np.zeros_like(y))
+        ]
+
+    @sampled("ratio")
     def track_floor_over_copyto(self, dtype, n):
-        return floor_over_copyto(n, dtype)
+        return compare(*self.pairs).samples
+
+
+class Times:
+    """Wall time, for once; a new result at each call, or into `out`."""
+
+    params = (tuple(PARAMETERS), DTYPES, (1_000, *SIZES))
+    param_names = ("function", "dtype", "n")
+    repeat = (3, 20, 0.5)
+
+    def setup(self, function, dtype, n):
+        case = problem(function, "gaussian", n, dtype, 0.1)
+        self.new = partial(case.project, case.y, case.parameter)
+        self.warm = partial(self.new, out=case.out)
+
+    def time_new(self, *params):
+        self.new()
+
+    def time_out(self, *params):
+        self.warm()
 
 
 class OneWorker:
-    params = (FUNCTIONS, DTYPES, SIZES, tuple(DISTRIBUTIONS), KEPT)
-    param_names = ("function", "dtype", "n", "distribution", "kept")
-    unit = "ratio"
+    params = (FUNCTIONS, DTYPES, SIZES, KEPT)
+    param_names = ("function", "dtype", "n", "kept")
 
-    def setup(self, function, dtype, n, distribution, kept):
-        self.problem = Problem(function, data(distribution, n, dtype), kept)
+    def setup(self, function, dtype, n, kept):
+        self.problem = Problem(function, data("gaussian", n, dtype), kept)
 
+    @sampled("ratio", rounds=2)
     def track_over_floor(self, *params):
-        return self.problem.over_floor().ratio
+        return self.problem.over_floor().samples
+
+
+class Distributions:
+    params = (tuple(PARAMETERS), tuple(DISTRIBUTIONS), TWO)
+    param_names = ("function", "distribution", "kept")
+
+    def setup(self, function, distribution, kept):
+        self.problem = Problem(function, data(distribution, 1_000_000), kept)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
+
+    def track_passes(self, *params):
+        """Evaluations of the sums, some of them on few entries."""
+        return int(self.problem.call(full_output=True)()[1].passes)
+
+    track_passes.unit = "passes"
+
+
+class Layouts:
+    """Slices of 1000 × 1000 entries, and the floor on as many side by side."""
+
+    params = (DTYPES, ("C", "F", "every other column"), (0, 1, None))
+    param_names = ("dtype", "order", "axis")
+
+    def setup(self, dtype, order, axis):
+        y = data("gaussian", (1000, 1000), dtype)
+        if order == "F":
+            y = np.asfortranarray(y)
+        elif order != "C":
+            y = np.repeat(y, 2, axis=1)[:, ::2]
+        length = y.size if axis is None else y.shape[axis]
+        level = conehoyer.level_for_nnz(y, length // 10, axis=axis)
+        self.project = partial(conehoyer.project_cai, y, level, axis=axis, workers=1)
+        self.flat = np.ravel(y, "K")
+
+    @sampled("ratio", rounds=2)
+    def track_over_floor(self, *params):
+        outs = [np.zeros((1000, 1000), self.flat.dtype) for _ in range(BLOCKS)]
+        return compare(
+            *[(partial(self.project, out=out), floor_call(self.flat, out)) for out in outs]
+        ).samples
 
 
 class TwoWorkers:
     """Against the floor with two threads, one on each half."""
 
-    params = (FUNCTIONS, DTYPES, ("gaussian", "cauchy"), KEPT)
+    params = (FUNCTIONS, DTYPES, ("gaussian", "cauchy"), TWO)
     param_names = ("function", "dtype", "distribution", "kept")
-    unit = "ratio"
 
     def setup(self, function, dtype, distribution, kept):
         require_processors(2)
         self.problem = Problem(function, data(distribution, max(SIZES), dtype), kept)
 
+    @sampled("ratio", rounds=2)
     def track_over_floor(self, *params):
-        return self.problem.over_floor(threads=2).ratio
+        return self.problem.over_floor(threads=2).samples
 
 
 class TwoWorkersOnRows:
     """10,000 rows of 1,000, each projected by itself."""
 
-    params = (FUNCTIONS, DTYPES, KEPT)
+    params = (FUNCTIONS, DTYPES, TWO)
     param_names = ("function", "dtype", "kept")
-    unit = "ratio"
 
     def setup(self, function, dtype, kept):
         require_processors(2)
         self.problem = Problem(function, data("gaussian", ROWS, dtype), kept)
 
+    @sampled("ratio", rounds=2)
     def track_over_floor(self, *params):
-        return self.problem.over_floor(threads=2).ratio
+        return self.problem.over_floor(threads=2).samples
 
+    @sampled("ratio")
     def track_over_floor_by_row(self, *params):
         """The stricter floor: each row is in the cache when it is read again."""
-        return self.problem.over_floor(threads=2, by_row=True).ratio
+        return self.problem.over_floor(threads=2, by_row=True).samples
+
+
+class Memory:
+    """Peak memory of the process; data and result take 64 MB each."""
+
+    params = (tuple(TYPICAL), (-1, 0, None), (1, 2))
+    param_names = ("function", "axis", "workers")
+
+    def setup_cache(self):
+        for function, parameter in TYPICAL.items():  # compile, which takes memory, elsewhere
+            getattr(conehoyer, function)(data("gaussian", 1000), parameter)
+
+    def setup(self, function, axis, workers):
+        require_processors(workers)
+        y = data("gaussian", (8000, 1000))
+        project = getattr(conehoyer, function)
+        self.project = partial(project, y, TYPICAL[function], axis=axis, workers=workers)
+
+    def peakmem_project(self, *params):
+        self.project()
 
 
 class OverSort:
-    params = (tuple(PARAMETERS), DTYPES, SIZES[:2], KEPT)
+    params = (tuple(PARAMETERS), DTYPES, SIZES[:2], TWO)
     param_names = ("function", "dtype", "n", "kept")
-    unit = "ratio"
 
     def setup(self, function, dtype, n, kept):
         self.problem = Problem(function, data("gaussian", n, dtype), kept)
 
+    @sampled("ratio")
     def track_over_sort(self, *params):
-        return self.problem.over_sort().ratio
+        return self.problem.over_sort().samples
+
+
+class Methods:
+    """The default over a classical algorithm for the same projection."""
+
+    params = (tuple(METHODS), DTYPES, SIZES[:2], KEPT)
+    param_names = ("method", "dtype", "n", "kept")
+
+    def setup(self, method, dtype, n, kept):
+        self.problem = Problem(METHODS[method], data("gaussian", n, dtype), kept)
+
+    @sampled("ratio")
+    def track_default_over_method(self, method, *params):
+        return compare((self.problem.call(), self.problem.call(method=method))).samples
 
 
 class Condat:
-    """Condat's algorithm: a fair implementation, and how far the default is ahead of it."""
+    """Whether our version of Condat's algorithm is a fair one."""
 
-    params = (DTYPES, SIZES, KEPT)
+    params = (DTYPES, SIZES, TWO)
     param_names = ("dtype", "n", "kept")
-    unit = "ratio"
 
     def setup(self, dtype, n, kept):
         self.problem = Problem("project_l1_ball", data("gaussian", n, dtype), kept)
 
+    @sampled("ratio")
     def track_over_sort(self, *params):
-        return self.problem.over_sort_of_magnitudes(method="condat").ratio
-
-    def track_over_newton(self, *params):
-        return self.problem.method_over("condat").ratio
+        return self.problem.over_sort_of_magnitudes(method="condat").samples
 
 
 class Alternating:
-    """Hoyer's algorithm relative to the exact projections."""
+    """The projection onto the cone over Hoyer's algorithm, which finds the same direction."""
 
     params = (DTYPES, SIZES[:2], KEPT)
     param_names = ("dtype", "n", "kept")
-    unit = "ratio"
 
     def setup(self, dtype, n, kept):
         y = data("gaussian", n, dtype)
         self.problem = Problem("project_hoyer", y, kept)
         self.cai = Problem("project_cai", y, kept)
 
-    def track_over_cfp(self, *params):
-        return self.problem.method_over("alternating").ratio
+    @sampled("ratio")
+    def track_cai_over_alternating(self, *params):
+        return compare((self.cai.call(), self.problem.call(method="alternating"))).samples
 
-    def track_over_cai(self, *params):
-        return self.problem.method_over("alternating", self.cai).ratio
+
+class Operations:
+    """Arithmetic operations an entry of the published algorithms, see `counting`."""
+
+    params = (("cfp", "alternating"), ("gaussian", "uniform"), (1_000, *SIZES[:2]), KEPT[:3])
+    param_names = ("algorithm", "distribution", "n", "kept")
+    unit = "operations"
+
+    def setup(self, algorithm, distribution, n, kept):
+        self.y = data(distribution, n)
+        self.level = PARAMETERS["project_cai"](self.y, kept)
+
+    def track_operations(self, algorithm, *params):
+        return getattr(counting, algorithm)(self.y, self.level)[1].operations / self.y.size

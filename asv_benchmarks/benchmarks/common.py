@@ -1,9 +1,10 @@
 """What the benchmarks share: the floor, the data, the parameters and the timing."""
 
 import gc
+import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial, wraps
 from time import perf_counter
 from typing import NamedTuple
 
@@ -89,6 +90,14 @@ def require_processors(count):
         raise NotImplementedError(f"needs {count} processors, there are {available}")
 
 
+def require(package):
+    """Import a package, or skip the benchmark where it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise NotImplementedError(f"needs {package}") from None
+
+
 # --- the data ------------------------------------------------------------------------
 
 EASY = {
@@ -125,6 +134,8 @@ def _sum_above(values, kept):
     edge = values.shape[-1] - _count(values, kept) - 1
     tau = np.partition(values, edge, axis=-1)[..., edge, None]
     if values.ndim == 1 and tau == values.max():  # ties at the top: down to the next value
+        if tau == values.min():
+            raise NotImplementedError("all entries are the same")
         tau = values[values < tau].max()
     return np.maximum(values - tau, 0).sum(axis=-1, dtype=np.float64)
 
@@ -162,72 +173,123 @@ class Problem:
         if abs(nonzeros - wanted) > 0.1 * wanted + 1.0 or np.array_equal(self.out, y):
             raise NotImplementedError(f"{function} keeps {nonzeros:g}, not {wanted} entries")
 
-    def call(self, **options):
+    def call(self, *arrays, **options):
         """The projection as a call without arguments, compiled and warm."""
-        options = {"out": self.out, "workers": 1} | options
-        call = partial(self.project, self.y, self.parameter, **options)
+        y, out = arrays or (self.y, self.out)
+        options = {"out": out, "workers": 1} | options
+        call = partial(self.project, y, self.parameter, **options)
         call()
         return call
 
     def over(self, reference, seconds=0.5, **options):
-        """Time of the projection relative to the call `reference`."""
-        return compare(self.call(**options), reference, seconds)
+        """Time of the projection relative to the call that ``reference(y, out)`` makes."""
+        pairs = [
+            (self.call(*arrays, **options), reference(*arrays))
+            for arrays in copies(self.y, self.out)
+        ]
+        return compare(*pairs, seconds=seconds)
 
     def over_floor(self, seconds=0.5, threads=1, by_row=False):
         """Time of the projection relative to the floor with as many threads."""
-        reference = floor_call(self.y, self.out, threads, by_row)
+        reference = partial(floor_call, threads=threads, by_row=by_row)
         return self.over(reference, seconds, workers=threads)
 
     def over_sort(self, seconds=0.5, **options):
         """Time of the projection relative to sorting the input."""
-        return self.over(partial(np.sort, self.y), seconds, **options)
+        return self.over(lambda y, out: partial(np.sort, y), seconds, **options)
 
     def over_sort_of_magnitudes(self, seconds=0.5, **options):
         """The same with ``np.sort(np.abs(y))``, which projecting by sorting starts with."""
-        return self.over(lambda: np.sort(np.abs(self.y)), seconds, **options)
+        return self.over(lambda y, out: lambda: np.sort(np.abs(y)), seconds, **options)
 
     def method_over(self, method, other=None, seconds=0.5):
         """Time of a method relative to the default of this problem, or of another one."""
-        return self.over((other or self).call(), seconds, method=method)
+        return compare((self.call(method=method), (other or self).call()), seconds=seconds)
+
+
+@cache
+def problem(function, distribution, shape, dtype, kept):
+    """A `Problem`, made once: asv calls ``setup`` before every sample of a ``time_``."""
+    return Problem(function, data(distribution, shape, dtype), kept)
 
 
 # --- timing --------------------------------------------------------------------------
 
+BLOCKS = 5
+
 
 class Comparison(NamedTuple):
-    """How long a call takes relative to another, and both times in seconds."""
+    """How long a call takes relative to another, both times in seconds, and all ratios."""
 
     ratio: float
     call: float
     reference: float
+    samples: tuple = ()
 
 
-def compare(call, reference, seconds=0.5, rounds=(5, 2000)):
-    """Time two calls in turn; the median over the rounds of the ratio within a round.
+def compare(*pairs, seconds=0.5):
+    """Time two calls in turn, in five blocks; each block has a pair of its own, or the one.
 
-    Neighbours in time see the same clock rate and the same other load.
+    Neighbours in time see the same clock rate and the same other load. A block counts with
+    the lower decile of each call, which is its time without interruptions; the block with the
+    median ratio is the answer.
     """
-    call()
-    reference()
-    times = []
     collecting = gc.isenabled()
     gc.disable()
     try:
-        end = perf_counter() + seconds
-        while len(times) < rounds[0] or (perf_counter() < end and len(times) < rounds[1]):
-            t0 = perf_counter()
-            call()
-            t1 = perf_counter()
-            reference()
-            t2 = perf_counter()
-            times.append((t1 - t0, t2 - t1))
+        blocks = [
+            _block(*pairs[i % len(pairs)], seconds / BLOCKS) for i in range(max(BLOCKS, len(pairs)))
+        ]
     finally:
         if collecting:
             gc.enable()
-    first, second = np.array(times).T
-    return Comparison(
-        float(np.median(first / second)), float(np.median(first)), float(np.median(second))
-    )
+    ratios = tuple(float(f"{call / reference:.4g}") for call, reference in blocks)
+    middle = sorted(range(len(blocks)), key=ratios.__getitem__)[len(blocks) // 2]
+    return Comparison(ratios[middle], *blocks[middle], ratios)
+
+
+def _block(call, reference, seconds):
+    call()
+    reference()
+    times = []
+    end = perf_counter() + seconds
+    while len(times) < 2 or (perf_counter() < end and len(times) < 1000):
+        t0 = perf_counter()
+        call()
+        t1 = perf_counter()
+        reference()
+        t2 = perf_counter()
+        times.append((t1 - t0, t2 - t1))
+    return [float(t) for t in np.quantile(times, 0.1, axis=0)]
+
+
+def copies(*arrays):
+    """The arrays, and copies elsewhere in memory where they are small.
+
+    The time of a pass over a cached array depends on where its pages lie, by a tenth or more.
+    """
+    if arrays[0].nbytes > 1 << 23:
+        return [arrays]
+    others = range(BLOCKS - 1)
+    return [arrays] + [tuple(a.copy(order="K") for a in arrays) for _ in others]
+
+
+def sampled(unit, rounds=1):
+    """Make a ``track_`` benchmark of a method that returns a list of samples.
+
+    They come from `rounds` processes. asv shows their median, and tells a change from noise
+    as it does for ``time_``.
+    """
+
+    def decorate(track):
+        @wraps(track)
+        def samples(*args):
+            return {"samples": list(track(*args)), "number": 1}
+
+        samples.unit, samples.rounds = unit, rounds
+        return samples
+
+    return decorate
 
 
 def floor_over_copyto(n, dtype, seconds=0.5):
@@ -236,4 +298,4 @@ def floor_over_copyto(n, dtype, seconds=0.5):
     out = np.zeros_like(y)
     copy = partial(np.copyto, out, y)
     # The floor reads 2n and writes n entries, the copy reads and writes n.
-    return 1.5 * compare(copy, floor_call(y, out), seconds).ratio
+    return 1.5 * compare((copy, floor_call(y, out)), seconds=seconds).ratio
