@@ -76,8 +76,8 @@ with threadpool_limits(1):
         for r in RANKS:
             case = AgainstHals()
             case.setup(m, r)
-            operations[m, r] = case.track_operations(m, r)
-            times[m, r] = case.track_time(m, r, 0.2)
+            operations[m, r] = case.operations()
+            times[m, r] = case.time(0.2)
             print(
                 f"{m:6}{r:6}{2 * r:10}{paper_hals(m, r) / paper_bilevel(m):14.2f}"
                 f"{operations[m, r]:14.2f}{times[m, r]:10.2f}"
