@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._dispatch import on_device
+
 try:
     from numpy.lib.array_utils import normalize_axis_index
 except ImportError:  # NumPy < 2
@@ -17,7 +19,9 @@ except ImportError:  # NumPy < 2
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
-_SLACK = {FLOAT64: 1e-14, FLOAT32: 1e-6}
+SLACK = {"float64": 1e-14, "float32": 1e-6}
+MACHINE_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_SLACK = {FLOAT64: SLACK["float64"], FLOAT32: SLACK["float32"]}
 
 
 class Slices(NamedTuple):
@@ -31,6 +35,11 @@ class Slices(NamedTuple):
     length: int  # of one slice
 
     @property
+    def home(self) -> None:
+        """Arrays on a GPU have one."""
+        return None
+
+    @property
     def slack(self) -> float:
         """Relative slack of the feasibility test."""
         return slack(self.dtype, self.work)
@@ -39,16 +48,8 @@ class Slices(NamedTuple):
 def slack(dtype, work) -> float:
     """Relative slack of the feasibility test."""
     if dtype.itemsize < 4:  # float16 and bfloat16: twice the rounding unit
-        return 2.0 * float(_machine_epsilon(dtype))
+        return 2.0 * MACHINE_EPSILON[dtype.name]
     return _SLACK[work]
-
-
-def _machine_epsilon(dtype):
-    if dtype.kind == "f":
-        return np.finfo(dtype).eps
-    import ml_dtypes
-
-    return ml_dtypes.finfo(dtype).eps
 
 
 def _result_dtype(dtype, name):
@@ -73,8 +74,12 @@ def as_array(x, name="x"):
     return x
 
 
-def slices(x, axis, name="x") -> Slices:
-    """Check the data argument and its axis."""
+def slices(x, axis, name="x"):
+    """Check the data argument and its axis: `Slices`, or `DeviceSlices` of an array on a GPU."""
+    if type(x) is not np.ndarray and on_device(x):
+        from ._cuda import arrays
+
+        return arrays.slices(x, axis, name)
     array = as_array(x, name)
     dtype = array.dtype
     if dtype is FLOAT64 or dtype is FLOAT32:
@@ -201,11 +206,23 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
     return goal.array
 
 
-def per_slice(value, name, s: Slices, low, high=math.inf, what="") -> np.ndarray:
+def per_slice(value, name, s, low, high=math.inf, what=""):
+    """A parameter broadcast over the slices, checked for its range.
+
+    A float64 vector, or for slices on a GPU what their kernels take.
+    """
+    if s.home is not None:
+        from ._cuda import arrays
+
+        return arrays.per_slice(value, name, s, low, high, what)
+    return host_per_slice(value, name, s, low, high, what)
+
+
+def host_per_slice(value, name, s, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
     if isinstance(value, float) or s.axis is None:
         return per_batch(value, name, s.batch, low, high, what)
-    if np.ndim(value) == s.array.ndim > 0:
+    if not on_device(value) and np.ndim(value) == len(s.batch) + 1:
         array = np.asarray(value)
         if array.shape[s.axis] == 1:
             value = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True
@@ -221,6 +238,8 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         array = np.empty(count)  # a third of the time of np.full
         array[:] = value
         return array
+    if on_device(value):
+        raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import _checks
+from . import _checks, _dispatch
 from ._cpu import groups as kernels
 from ._cpu import passes
 from ._threads import run_split
@@ -145,6 +145,8 @@ def _blocks(height, width, shape, x, lines=""):
 
 
 def _labels(groups, x):
+    if _dispatch.on_device(groups):
+        raise TypeError("groups: the labels lie on a GPU, but x does not")
     labels = np.asarray(groups)
     if labels.dtype.kind not in "iu":
         raise TypeError(

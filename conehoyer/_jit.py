@@ -21,14 +21,15 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 def _sources_digest() -> str:
     root = Path(__file__).parent
     digest = hashlib.sha256(os.environ.get("CONEHOYER_SIMD", "").encode())
-    for path in sorted([root / "_math.py", root / "_jit.py", *(root / "_cpu").glob("*.py")]):
+    for path in sorted([root / "_jit.py", *root.glob("*_math.py"), *(root / "_cpu").glob("*.py")]):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 @cache
-def _warn_no_cache() -> None:
+def warn_no_cache() -> None:
+    """Say once that nothing is cached."""
     warnings.warn(
         "conehoyer cannot write its compiled kernels to a cache, so each process compiles "
         "them anew; set NUMBA_CACHE_DIR to a writable folder to avoid this",
@@ -48,5 +49,5 @@ def kernel(function=None, **options):
     try:
         dispatcher.enable_caching()
     except RuntimeError:  # no locator: a read-only install
-        _warn_no_cache()
+        warn_no_cache()
     return dispatcher

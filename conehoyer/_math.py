@@ -336,6 +336,102 @@ def tied_scale(kind, k, b, top, l2):
     return l2 / math.sqrt(norm2)
 
 
+# Groups: the projected norms u of groups with the norms v.
+
+
+@register_jitable
+def feasible_factor(v_max, u_max):
+    """What all u are multiplied by so that no u exceeds its v."""
+    return v_max / u_max if u_max > v_max else 1.0
+
+
+@register_jitable
+def group_factor(v, u):
+    """What the entries of a group are multiplied by; squares that underflow count as zeros."""
+    if u < v:
+        return u / v
+    return 1.0 if v > 0.0 else 0.0
+
+
+# The ℓ1,∞ ball: each group has a bound u(θ), convex and piecewise linear.
+
+
+@register_jitable
+def l1inf_tangent(u, nu, s, theta):
+    """The bound at θ by the tangent that has ν entries above u, which exceed it by S in all."""
+    return u + (s - theta) / nu
+
+
+@register_jitable
+def l1inf_next(theta, total, slope, radius, both):
+    """The next θ from the tangents' sum and Σ1/ν; to the right only, unless `both`."""
+    step = (total - radius) / slope
+    return theta + (step if both else max(step, 0.0))
+
+
+# Scores, from Σa and Σa².
+
+SIGNED = 0  # (Σa)²/Σa²
+MAGNITUDES = 1  # the same of |a|
+SPARSENESS = 2  # Hoyer's sparseness, of |a|
+
+
+@register_jitable
+def score(kind, n, s, q):
+    """The score of n entries; NaN propagates."""
+    if kind == SPARSENESS and n <= 1:
+        return 1.0
+    value = s / q * s if q != 0.0 else 0.0
+    return sparseness(value, n) if kind == SPARSENESS else value
+
+
+@register_jitable
+def sparseness(score, n):
+    """Hoyer's sparseness of n >= 2 entries with this score."""
+    if score == 0.0:
+        return 1.0
+    root = math.sqrt(float(n))
+    value = (root - math.sqrt(score)) / (root - 1.0)
+    if value < 0.0:
+        return 0.0
+    return 1.0 if value > 1.0 else value
+
+
+# The level for a number of nonzeros: the edge, lowered until the projection agrees.
+
+
+@register_jitable
+def lowered(level, margin):
+    """A level below this one by a relative margin."""
+    return max(level * (1.0 - margin), 1.0)
+
+
+@register_jitable
+def wider(margin):
+    """The next margin to try."""
+    return max(2.0 * margin, 2.0**-53)
+
+
+# The iterative projection onto the CAI cone: interpolate towards the axis, clip, repeat.
+
+ROUNDS = 1000
+ROUND_TOLERANCE = 1e-13
+
+
+@register_jitable
+def spread_score(nu, mean, squares):
+    """(Σd)²/Σd² of ν entries with this mean and Σ(d − mean)²."""
+    if nu == 0:
+        return 0.0
+    return nu * (mean * mean / (mean * mean + squares / nu))
+
+
+@register_jitable
+def interpolation(level, nu, mean, squares):
+    """The factor f by which f·d + (1 − f)·mean has this score."""
+    return mean * math.sqrt((nu - level) / (level * (squares / nu)))
+
+
 # Group sparse projection: one multiplier μ for several vectors, τ = μ·β with β = 1/(√n − 1).
 
 
@@ -351,6 +447,12 @@ def two_product(a, b):
     b_low = b - b_high
     rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
     return product, rest
+
+
+@register_jitable
+def next_above(a):
+    """The next float above a; one unit in the last place is between half of this step and it."""
+    return a + max(abs(a) * (2.0**-53 + 2.0**-73), 5e-324)
 
 
 @register_jitable
@@ -390,3 +492,19 @@ def gsp_ratio(nu, gap, var):
     if ratio <= 1.0:
         return 1.0, 0.0
     return ratio, -root * (var * inverse)
+
+
+# Coordinate descent over nonnegative numbers.
+
+
+@register_jitable
+def coordinate_step(old, slope, inverse, diagonal, zero, two):
+    """The minimiser over [0, ∞) of a quadratic, where it was `old` with this downward slope.
+
+    Returns it, twice the decrease, and the squared length of the step weighted by the
+    second derivative `diagonal`.  All numbers are of one dtype.
+    """
+    new = old + slope * inverse
+    new = new if new > zero else zero
+    move = new - old
+    return new, move * (two * slope - diagonal * move), diagonal * move * move

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _checks, _groups
+from . import _checks, _dispatch, _groups
 from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
@@ -172,6 +172,10 @@ def project_bilevel(
     float16 is computed in float32.  The result has the same bits for any number of
     workers.
 
+    For an x on a GPU, the result and the report's arrays lie there too, and labels must.  The
+    call waits for the GPU if `check_finite` is true, or to learn the largest label.  Matrices
+    that are not C-ordered are copied first; labels are sorted, in each call.
+
     Examples
     --------
     >>> import numpy as np
@@ -192,6 +196,14 @@ def project_bilevel(
     100 1.144
     100 1.0
     """
+    _only_one(level, radius)
+    if _dispatch.on_device(x):
+        from ._cuda import bilevel as on_gpu
+
+        resolve_workers(workers)
+        return on_gpu.project(
+            x, level, radius, groups, inner, feasible, out, overwrite_x, check_finite, full_output
+        )
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
@@ -292,11 +304,14 @@ class _Bilevel:
         _groups.scattered(values, order, self.parts, out)
 
 
-def _outer(level, radius, batch):
-    """The outer constraint: its kind, and its parameter for each matrix."""
+def _only_one(level, radius):
     if (level is None) == (radius is None):
         given = "neither" if level is None else f"both ({level!r} and {radius!r})"
         raise ValueError(f"exactly one of level and radius must be given, got {given}")
+
+
+def _outer(level, radius, batch):
+    """The outer constraint: its kind, and its parameter for each matrix."""
     if radius is None:
         return m.CAI, _checks.per_batch(level, "level", batch, 1.0, math.inf, ">= 1")
     most = np.finfo(float).max
@@ -386,6 +401,9 @@ def project_l1inf_ball(
     rows (columns in Fortran order) are gathered once.  A matrix in the ball is returned
     bit for bit.  The result has the same bits for any number of workers.
 
+    For an x on a GPU, the result and the report's arrays lie there too, and labels must.  The
+    call waits for the GPU if `check_finite` is true, or to learn the largest label.
+
     References
     ----------
     .. [1] A. Quattoni, X. Carreras, M. Collins, T. Darrell, "An efficient projection for
@@ -399,6 +417,12 @@ def project_l1inf_ball(
     array([[2., 0.],
            [2., 0.]])
     """
+    if _dispatch.on_device(x):
+        from ._cuda import l1inf
+
+        return l1inf.project(
+            x, radius, groups, _MOST_ROUNDS, out, overwrite_x, check_finite, full_output
+        )
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     batch = () if parts.whole else data.batch
@@ -493,7 +517,8 @@ def level_for_groups(
     Returns
     -------
     ndarray of float64, or float64
-        One level a matrix (one for all with labels of x's full shape).
+        One level a matrix (one for all with labels of x's full shape).  For an x on a GPU,
+        an array there; the call waits for the GPU.
 
     Raises
     ------
@@ -501,7 +526,7 @@ def level_for_groups(
         If `n_groups` is below 1 or does not broadcast, or x is not finite; `groups` and
         `inner` as for `project_bilevel`.
     TypeError
-        If `n_groups` is no integer.
+        If `n_groups` is no integer or lies on a GPU.
 
     See Also
     --------
@@ -517,13 +542,19 @@ def level_for_groups(
     >>> info.kept.shape, info.kept.sum()
     ((8, 8), np.int64(5))
     """
+    if _dispatch.on_device(n_groups):
+        raise TypeError("n_groups lies on a GPU: it must be integers of the host")
+    wanted = np.asarray(n_groups)
+    if wanted.dtype.kind not in "iu":
+        raise TypeError(f"n_groups must be integers, got dtype {wanted.dtype}")
+    if _dispatch.on_device(x):
+        from ._cuda import bilevel as on_gpu
+
+        return on_gpu.level_for_groups(x, wanted, groups, inner)
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
     batch = () if parts.whole else data.batch
-    wanted = np.asarray(n_groups)
-    if wanted.dtype.kind not in "iu":
-        raise TypeError(f"n_groups must be integers, got dtype {wanted.dtype}")
     counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1").astype(np.int64)
     read = _groups.source(data)
     if parts.whole:

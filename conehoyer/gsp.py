@@ -10,6 +10,7 @@ import numpy as np
 from . import _checks
 from . import _math as m
 from ._cpu import gsp as kernels
+from ._dispatch import on_device
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
 
@@ -164,6 +165,10 @@ def project_gsp(
     1e-6 in float32) the result is the input, bit for bit; so projecting twice changes
     nothing.  Entries within the rounding error of their threshold become zero.
 
+    For arrays on a GPU, the results and the report's arrays lie there too.  The search is the
+    same; after every eighth evaluation the call waits for the GPU to learn whether it is
+    done.
+
     References
     ----------
     .. [1] R. Ohib, N. Gillis, N. Dalmasso, S. Shah, V. K. Potluru and S. Plis, "Explicit
@@ -193,9 +198,17 @@ def project_gsp(
     several = isinstance(x, (list, tuple)) and any(np.ndim(part) > 0 for part in x)
     if several:
         slices = [_checks.slices(part, None, f"x[{i}]") for i, part in enumerate(x)]
-        targets = _targets(slices, x, out, overwrite_x)
     else:
         slices = [_checks.slices(x, axis)]
+    if any(s.home is not None for s in slices):
+        from ._cuda import gsp
+
+        return gsp.project(
+            slices, x, several, sparseness, out, overwrite_x, check_finite, full_output
+        )
+    if several:
+        targets = _targets(slices, x, out, overwrite_x)
+    else:
         targets = [_checks.target(slices[0], x, _checks.rows(slices[0]), out, overwrite_x)]
     group = _Group.of(slices, targets, workers)
     verdict = _search(group, sparseness, check_finite)
@@ -216,6 +229,8 @@ def project_gsp(
 
 
 def _one_sparseness(value):
+    if on_device(value):
+        raise TypeError("sparseness must lie on the host, got an array on a GPU")
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"sparseness must be a real number, got {value!r}")

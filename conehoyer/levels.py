@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from . import _checks
 from . import _math as m
 from ._cpu import engine, passes
+from ._dispatch import on_device
 from .scores import hoyer_score
 
 
@@ -27,14 +28,15 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     Returns
     -------
     ndarray of float64, or float64
-        One level a slice, in [1, n].
+        One level a slice, in [1, n].  For an array on a GPU, an array there; the call waits
+        for the GPU.
 
     Raises
     ------
     ValueError
         If `nnz` is below 1 or does not broadcast, or `x` holds NaN or inf.
     TypeError
-        If `nnz` is no integer, or `x` is complex, masked, or a sparse container.
+        If `nnz` is no integer or lies on a GPU, or `x` is complex, masked, or a sparse container.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -57,10 +59,17 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     (np.float64(1.8), np.int64(2))
     """
     s = _checks.slices(x, axis)
+    if on_device(nnz):
+        raise TypeError("nnz lies on a GPU: it must be integers of the host")
     wanted = np.asarray(nnz)
     if wanted.dtype.kind not in "iu":
         raise TypeError(f"nnz must be integers, got dtype {wanted.dtype}")
-    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1").astype(np.int64)
+    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
+    if s.home is not None:
+        from ._cuda import levels as on_gpu
+
+        return on_gpu.level_for_nnz(s, counts)
+    counts = counts.astype(np.int64)
     z = _checks.rows(s)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
@@ -88,14 +97,14 @@ def level_of_norms(z, k, tol):
     while True:
         # Rounding, or the slack of "already feasible", may let the entry at the edge in:
         # ask the projection itself.
-        trial = max(level * (1.0 - margin), 1.0)
+        trial = m.lowered(level, margin)
         engine.project_rows(
             m.CAI, True, np.array([trial]), np.zeros(1), tol, True, z[None], out, True,
             info, np.empty(0), 0, 1,
         )  # fmt: skip
         if trial == 1.0 or np.count_nonzero(out) <= k:
             return trial
-        margin = max(2.0 * margin, 2.0**-53)
+        margin = m.wider(margin)
 
 
 def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:

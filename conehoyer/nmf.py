@@ -4,6 +4,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from . import _checks
 from ._cpu import hals
+from ._dispatch import on_device
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
 
@@ -28,6 +30,8 @@ _PARALLEL_FROM = 1 << 14  # entries of a factor; below, threads cost more than t
 @dataclass(frozen=True)
 class NMFResult:
     """A factorisation X ≈ W·H and how it went.
+
+    For data on a GPU, the factors are arrays of the same kind; all else is on the host.
 
     Attributes
     ----------
@@ -62,8 +66,8 @@ class NMFResult:
     True
     """
 
-    W: np.ndarray
-    H: np.ndarray
+    W: Any
+    H: Any
     n_iter: int
     error: float
     error_history: np.ndarray
@@ -106,14 +110,15 @@ def nmf_hals(
     Parameters
     ----------
     x : array_like or scipy.sparse matrix or array, shape (m, n)
-        The data, real and nonnegative.
+        The data, real and nonnegative.  On a GPU: a dense array of CuPy, Numba or torch.
     rank : int
         Number of components, at least 1.  It may exceed min(m, n).
     init : {"nndsvd", "random"} or pair (W0, H0), default "nndsvd"
         The start.  "nndsvd" takes the nonnegative parts of a truncated SVD [3]_, the
         same at every call; components beyond the numerical rank are random.  "random"
         takes uniform numbers at the scale of the data.  W0 (m, rank) may be None: then W
-        starts at zero and is fitted to H0 (rank, n) first.
+        starts at zero and is fitted to H0 (rank, n) first.  For x on a GPU both may lie
+        there or on the host.
     max_iter : int, default 200
         Cap on the outer iterations; each updates W, then H.
     tol : float, default 1e-4
@@ -141,15 +146,16 @@ def nmf_hals(
     workers : int or None, default None
         Number of threads for the sweeps and the projections, -1 for all processors, None
         for `get_workers`.  The result is the same bits for every number.  Dense products
-        use the threads of BLAS, which are set elsewhere.
+        use the threads of BLAS, which are set elsewhere.  No effect on a GPU.
     check_finite : bool, default True
         Raise on NaN and inf.  Otherwise the result of such data is undefined.
 
     Returns
     -------
     NMFResult
-        W and H in the floating dtype of `x` (integers and booleans give float64), the
-        error after each iteration, the KKT residual, and why it ended.
+        W and H in the floating dtype of `x` (integers and booleans give float64) and,
+        for an `x` on a GPU, there and of its kind; the error after each iteration, the
+        KKT residual, and why it ended.
 
     Raises
     ------
@@ -161,7 +167,8 @@ def nmf_hals(
         without H.
     TypeError
         If `x`, W0 or H0 is complex, of another non-real dtype, or masked, or `init` is
-        neither a name nor a pair.
+        neither a name nor a pair; if `x` is a sparse container on a GPU, or W0 or H0
+        lies on another GPU than `x`, or on one while `x` does not.
 
     Warns
     -----
@@ -185,6 +192,14 @@ def nmf_hals(
     An iteration costs 4·nnz·rank operations for the products and
     ``2·(m + n)·rank²`` for each sweep.  The sweeps stop block by block (64 rows of W or
     columns of H); with levels, for the whole factor.
+
+    On a GPU the matrix products are those of the array's own library, with its settings
+    (for Numba's arrays, of this package).  The host waits for the GPU once an iteration,
+    with levels once a sweep, to learn the decrease and the step; a few times at the start
+    and at the end; and where the error is computed anew or a component is reseeded.  The
+    start "nndsvd" fetches (m + n)·(rank + 10) numbers at a time and decomposes them on the
+    host; random starts are drawn there, the same as for data on the host.  Levels that lie
+    on the GPU are fetched.
 
     The KKT residual is
     ``sqrt(Σ_k ‖ΔW_k‖²·‖H_k‖² + Σ_k ‖ΔH_k‖²·‖W_k‖²) / ‖X‖_F``, where ΔW_k is the projected
@@ -242,16 +257,21 @@ def nmf_hals(
     level_h = _levels(level_h, "level_h", rank)
     workers = resolve_workers(workers)
     rng = np.random.default_rng(rng)
-    data = _Data(x, check_finite)
-    pair = _pair(init, rank, data, update_h)
+    make_data, make_run = (_Data, _Run) if not on_device(x) else _on_gpu()
+    data = make_data(x, check_finite)
     if not accelerated:
         alpha = 0.0
-    if pair is None:
-        wt, h = (_nndsvd if init == "nndsvd" else _random)(data, rank, rng)
-    else:
-        wt, h = pair
-    run = _Run(data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers)
-    return run.until(max_iter, tol, callback, verbose)
+    with data.active():
+        wt, h = _start(init, rank, data, update_h, rng)
+        run = make_run(data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers)
+        return run.until(max_iter, tol, callback, verbose)
+
+
+def _on_gpu():
+    """What takes the place of `_Data` and `_Run` where x lies on a GPU."""
+    from ._cuda import nmf
+
+    return nmf.Data, nmf.Run
 
 
 # --- arguments -----------------------------------------------------------------------
@@ -282,6 +302,10 @@ def _levels(value, name, rank):
     if value is None:
         return None
     components = _checks.slices(np.empty((rank, 1)), -1)
+    if on_device(value):
+        from ._cuda import nmf
+
+        value = nmf.fetch(value, name)
     return _checks.per_slice(value, name, components, 1.0, what=">= 1")
 
 
@@ -290,15 +314,20 @@ def _check_entries(values, name, check_finite):
     if values.size == 0:
         return 0.0
     low, high = float(values.min()), float(values.max())
-    if check_finite and not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"{name} must not contain NaN or inf; check_finite=False skips this test")
-    if low < 0.0:
-        raise ValueError(f"{name} must be nonnegative, got an entry {low}")
+    finite = math.isfinite(low) and math.isfinite(high)
+    _check_range(low, finite, name, check_finite)
     return high
 
 
-def _pair(init, rank, data, update_h):
-    """Transposed W0 and H0 in the work's dtype and unit, copied; None for a name."""
+def _check_range(low, finite, name, check_finite):
+    if check_finite and not finite:
+        raise ValueError(f"{name} must not contain NaN or inf; check_finite=False skips this test")
+    if low < 0.0:
+        raise ValueError(f"{name} must be nonnegative, got an entry {low}")
+
+
+def _start(init, rank, data, update_h, rng):
+    """The start, transposed W0 and H0 in the work's dtype and unit, in memory of their own."""
     if isinstance(init, str):
         _checks.choose(init, "init", ("nndsvd", "random"))
         if not update_h:
@@ -306,7 +335,7 @@ def _pair(init, rank, data, update_h):
                 "update_h=False needs the dictionary: give init=(None, H) or init=(W0, H), "
                 f"got init={init!r}"
             )
-        return None
+        return data.start(_nndsvd if init == "nndsvd" else _random, rank, rng)
     if not isinstance(init, tuple | list) or len(init) != 2:
         raise TypeError(
             f"init must be 'nndsvd', 'random' or a pair (W0, H0), got {type(init).__name__}"
@@ -315,19 +344,21 @@ def _pair(init, rank, data, update_h):
     if h is None:
         raise ValueError("init=(W0, H0) needs H0; only W0 may be None")
     m, n = data.shape
-    h = _factor(h, "H0 of init", (rank, n), data)
+    h = data.factor(h, "H0 of init", (rank, n), False)
     if w is None:
-        return np.zeros((rank, m), data.work), h
-    w = _factor(w, "W0 of init", (m, rank), data)
-    return np.ascontiguousarray(np.ldexp(w.T, -data.exponent)), h
+        return data.zeros((rank, m)), h
+    return data.factor(w, "W0 of init", (m, rank), True), h
 
 
-def _factor(value, name, shape, data):
+def _factor(value, name, shape, dtype):
+    """A copy of a given factor that lies on the host."""
+    if on_device(value):
+        raise TypeError(f"{name} lies on a GPU, and x does not")
     array = _checks.as_array(value, name)
     _checks._result_dtype(array.dtype, name)  # real, or TypeError
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    array = np.array(array, data.work, order="C")
+    array = np.array(array, dtype, order="C")
     _check_entries(array, name, True)
     return array
 
@@ -339,6 +370,8 @@ class _Data:
     """X, dense or in compressed rows, times 2^−exponent: its products and its residual."""
 
     def __init__(self, x, check_finite):
+        if type(x).__module__.startswith("cupyx."):
+            raise TypeError("x must not be a sparse container on a GPU: pass x.get()")
         self.sparse = type(x).__module__.startswith("scipy.sparse")
         array = x if self.sparse else _checks.as_array(x)
         if array.ndim != 2:
@@ -410,6 +443,35 @@ class _Data:
             total += float(gap @ gap)
         return total
 
+    def active(self):
+        """Nothing to prepare on the host."""
+        return nullcontext()
+
+    def start(self, method, rank, rng):
+        """Transposed W0 and H0 by `_random` or `_nndsvd`."""
+        return method(self, rank, rng)
+
+    def factor(self, value, name, shape, transposed):
+        """A copy of a given factor; W0 transposed and in the data's unit."""
+        array = _factor(value, name, shape, self.work)
+        if transposed:
+            array = np.ascontiguousarray(np.ldexp(array.T, -self.exponent))
+        return array
+
+    def zeros(self, shape):
+        """A factor to begin with."""
+        return np.zeros(shape, self.work)
+
+    def total(self):
+        """The sum of the entries."""
+        return float(self.matrix.sum(dtype=np.float64))
+
+    def gaps(self, rows, w, h):
+        """Positive part of some rows of X − WH and their lengths, in float64."""
+        gap = self.rows(rows) - w.factor[:, rows].T.astype(np.float64) @ h.factor
+        seeds = np.maximum(gap, 0)
+        return seeds, np.linalg.norm(seeds, axis=1)
+
 
 # --- starts --------------------------------------------------------------------------
 
@@ -417,8 +479,7 @@ class _Data:
 def _random(data, rank, rng):
     """Uniform factors such that WH has the mean of X."""
     m, n = data.shape
-    total = float(data.matrix.sum(dtype=np.float64))
-    scale = 2.0 * math.sqrt(total / max(m * n, 1) / rank)
+    scale = 2.0 * math.sqrt(data.total() / max(m * n, 1) / rank)
     return tuple(
         (scale * rng.random((rank, count))).astype(data.work, copy=False) for count in (m, n)
     )
@@ -484,6 +545,18 @@ class _Side:
 
         return project_cai(rows, levels, nonneg=True, check_finite=False, workers=self.workers)
 
+    def clear(self):
+        """Set the factor to zero."""
+        self.factor[...] = 0
+
+    def clear_without(self, other):
+        """Set to zero the components whose partner is zero."""
+        self.factor[~other.factor.any(axis=1)] = 0
+
+    def set_row(self, k, row=None, divisor=1.0):
+        """Start component k anew, from zero or from a row."""
+        self.factor[k] = 0 if row is None else row / divisor
+
     def update(self, gram, product):
         """Sweep; returns the decrease of the squared error, and the first step's length²."""
         if self.levels is not None:
@@ -542,16 +615,16 @@ class _Run:
 
     def __init__(self, data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers):
         self.data, self.update_h, self.rng = data, update_h, rng
-        rank = len(wt)
+        rank = wt.shape[0]
         m, n = data.shape
         # Flops of the products over those of a sweep, as in Gillis and Glineur.
         rho_w = 1.0 + (data.entries + n * rank) / max(m * (rank + 1), 1)
         rho_h = 1.0 + (data.entries + m * rank) / max(n * (rank + 1), 1)
-        self.w = _Side(wt, level_w, 1 + int(alpha * rho_w), epsilon, workers)
+        self.w = self._side(wt, level_w, 1 + int(alpha * rho_w), epsilon, workers)
         if update_h:
-            self.h = _Side(h, level_h, 1 + int(alpha * rho_h), epsilon, workers)
+            self.h = self._side(h, level_h, 1 + int(alpha * rho_h), epsilon, workers)
         else:
-            self.h = _Side(h, None, 1, epsilon, workers)
+            self.h = self._side(h, None, 1, epsilon, workers)
             self._check_dictionary(level_h)
         self.reseeded = 0
         self.product_h = self.gram_w = None
@@ -559,10 +632,13 @@ class _Run:
         self._multiply()
         self.anchor()
 
+    def _side(self, *arguments):
+        return _Side(*arguments)
+
     def _check_dictionary(self, level_h):
         if level_h is not None:
             raise ValueError("level_h needs update_h=True: a given dictionary stays as it is")
-        self.w.factor[~self.h.factor.any(axis=1)] = 0  # what multiplies nothing
+        self.w.clear_without(self.h)  # what multiplies nothing
 
     def _root(self, squares):
         """An error in the data's unit."""
@@ -577,20 +653,30 @@ class _Run:
         self.product_w = self.data.times(self.h.factor)
         self.gram_h = self.h.factor @ self.h.factor.T
 
+    def _multiply_back(self):
+        """What an update of H needs."""
+        self.product_h = self.data.transposed_times(self.w.factor)
+        self.gram_w = self.w.factor @ self.w.factor.T
+
+    def _inner_products(self):
+        """⟨X, WH⟩ and ‖WH‖²."""
+        w = self.w.factor
+        return float((self.product_w * w).sum()), float(((w @ w.T) * self.gram_h).sum())
+
     def anchor(self, exactly=False):
         """Compute the squared error anew, by the Gram formula where that is good enough.
 
         The decreases since the last time are known better than the error itself: what
         was wrong with it was wrong with those in between.
         """
-        w, h, norm = self.w.factor, self.h.factor, self.data.norm
+        norm = self.data.norm
         squares = -1.0
         if self.data.work == np.float64 and not exactly:
-            mixed = float((self.product_w * w).sum())
-            squares = norm**2 - 2.0 * mixed + float(((w @ w.T) * self.gram_h).sum())
+            mixed, square = self._inner_products()
+            squares = norm**2 - 2.0 * mixed + square
         rough = squares > _GRAM_FROM * norm**2
         if not rough:
-            squares = self.data.residual_squares(w, h)
+            squares = self.data.residual_squares(self.w.factor, self.h.factor)
         last = len(self.history) - 1
         shift = squares - self.history[last]
         for i in range(self.first, last):
@@ -604,40 +690,43 @@ class _Run:
 
     def iterate(self):
         """Update W, then H; returns the squared length of the first steps."""
-        gain, step = self.w.update(self.gram_h, self.product_w)
-        if self.update_h:
-            w = self.w.factor
-            self.product_h = self.data.transposed_times(w)
-            self.gram_w = w @ w.T
-            more, further = self.h.update(self.gram_w, self.product_h)
-            gain, step = gain + more, step + further
-            if self._reseed():
-                step = math.inf
-            self._multiply()
+        gain, step = self._update()
         self.history.append(self.history[-1] - gain)
         if not self.history[-1] > self.lost:
             self.anchor()
         return step
 
+    def _update(self):
+        """The sweeps of an iteration: the decrease, and the squared length of the first steps."""
+        gain, step = self.w.update(self.gram_h, self.product_w)
+        if self.update_h:
+            self._multiply_back()
+            more, further = self.h.update(self.gram_w, self.product_h)
+            gain, step = gain + more, step + further
+            if not (self.gram_w.diagonal().all() and self.h.factor.any(axis=1).all()):
+                step = math.inf if self._reseed() else step
+            self._multiply()
+        return gain, step
+
+    def _dead(self):
+        """The components of which a side is zero."""
+        w, h = self.w.factor, self.h.factor
+        return np.flatnonzero(~(w.any(axis=1) & h.any(axis=1)))
+
     def _reseed(self):
         """Give components that have become zero a row of the residual to start from."""
-        w, h = self.w.factor, self.h.factor
-        if self.gram_w.diagonal().all() and h.any(axis=1).all():
-            return False
-        dead = np.flatnonzero(~(w.any(axis=1) & h.any(axis=1)))
+        dead = self._dead()
         m = self.data.shape[0]
         again = False
         for k in dead:
-            w[k] = 0  # without it h[k] is free
+            self.w.set_row(k)  # without it h[k] is free
             rows = np.sort(self.rng.choice(m, min(_CANDIDATES, m), replace=False))
-            gap = self.data.rows(rows) - w[:, rows].T.astype(np.float64) @ h
-            seeds = np.maximum(gap, 0)
-            lengths = np.linalg.norm(seeds, axis=1)
+            seeds, lengths = self.data.gaps(rows, self.w, self.h)
             best = lengths.argmax()
             size = np.finfo(self.data.work).eps * self.data.norm
-            h[k] = 0
+            self.h.set_row(k)
             if lengths[best] > 8.0 * size / math.sqrt(m):
-                h[k] = seeds[best] / math.sqrt(lengths[best])
+                self.h.set_row(k, seeds[best], math.sqrt(lengths[best]))
                 self.reseeded += 1
                 again = True
         if again:
@@ -651,21 +740,25 @@ class _Run:
         total = self.w.stationarity(self.gram_h, self.product_w)
         if self.update_h:
             if self.gram_w is None:
-                self.product_h = self.data.transposed_times(self.w.factor)
-                self.gram_w = self.w.factor @ self.w.factor.T
+                self._multiply_back()
             total += self.h.stationarity(self.gram_w, self.product_h)
         return math.sqrt(total) / self.data.norm if self.data.norm > 0.0 else math.sqrt(total)
 
-    def result(self, message, kkt, converged):
-        """The outcome in the data's unit and dtype; without a message, the live state."""
+    def _factors(self, live):
+        """W and H in the data's unit, and unless they live on, in its dtype."""
         w, h = self.w.factor.T, self.h.factor
         if self.data.exponent:
             w = np.ldexp(w, self.data.exponent)
-        if message:
+        if not live:
             w = np.ascontiguousarray(w).astype(self.data.dtype, copy=False)
             h = h.astype(self.data.dtype, copy=False)
-            if self.reseeded:
-                message += f"; {self.reseeded} dead component(s) reseeded"
+        return w, h
+
+    def result(self, message, kkt, converged):
+        """The outcome in the data's unit and dtype; without a message, the live state."""
+        w, h = self._factors(live=not message)
+        if message and self.reseeded:
+            message += f"; {self.reseeded} dead component(s) reseeded"
         history = self._root(self.history)
         return NMFResult(
             w, h, len(history) - 1, float(history[-1]), history, kkt, converged,
@@ -678,7 +771,7 @@ class _Run:
         message, converged, warn = "", False, False
         reached = f"KKT residual at most tol={tol}"
         if self.data.norm == 0.0 or 0 in self.data.shape:
-            self.w.factor[...] = 0
+            self.w.clear()
             self.history = [0.0]
             return self.result("x is zero or empty", 0.0, True)
         while not message:

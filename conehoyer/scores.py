@@ -6,22 +6,30 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import _checks
+from . import _math as m
 from ._cpu import scores as kernels
+from ._dispatch import on_device
 from ._threads import resolve_workers, run_split
 
 _PARALLEL_FROM = 1 << 16
 
 
-def _score(x, axis, keepdims, workers, absolute):
-    """(Σa)²/Σa² of each slice, and the slices."""
+def _score(x, axis, keepdims, workers, kind):
+    """The score of each slice."""
     s = _checks.slices(x, axis)
     workers = resolve_workers(workers)
+    if s.home is not None:
+        from ._cuda import scores as on_gpu
+
+        return on_gpu.score(s, kind, keepdims)
     z = _checks.rows(s)
     result = np.zeros(len(z))
     if z.size:
         workers = workers if z.size >= _PARALLEL_FROM else 1
-        run_split(lambda i, j: kernels.score_rows(z, absolute, result, i, j), len(z), workers)
-    return s, _shaped(s, result, keepdims)
+        run_split(lambda i, j: kernels.score_rows(z, kind, result, i, j), len(z), workers)
+    elif kind == m.SPARSENESS:
+        result[:] = 1.0
+    return _shaped(s, result, keepdims)
 
 
 def _shaped(s, values, keepdims):
@@ -57,7 +65,7 @@ def cai_score(
     -------
     ndarray of float64, or float64
         One number a slice; float64 for every input dtype, since a score of float16 data
-        may exceed what float16 holds.
+        may exceed what float16 holds.  For an array on a GPU, an array there.
 
     Raises
     ------
@@ -83,7 +91,7 @@ def cai_score(
     >>> cai_score(np.array([1.0, 1.0, 1.0, -1.0])), cai_score([[3.0, 0.0], [2.0, 2.0]])
     (np.float64(1.0), array([1., 2.]))
     """
-    return _score(x, axis, keepdims, workers, False)[1]
+    return _score(x, axis, keepdims, workers, m.SIGNED)
 
 
 def hoyer_score(
@@ -109,7 +117,7 @@ def hoyer_score(
     -------
     ndarray of float64, or float64
         One number a slice; float64 for every input dtype, since a score of float16 data
-        may exceed what float16 holds.
+        may exceed what float16 holds.  For an array on a GPU, an array there.
 
     Raises
     ------
@@ -135,7 +143,7 @@ def hoyer_score(
     >>> hoyer_score(np.array([1.0, 1.0, 1.0, -1.0])), hoyer_score(np.array([0.0, -2.0]))
     (np.float64(4.0), np.float64(1.0))
     """
-    return _score(x, axis, keepdims, workers, True)[1]
+    return _score(x, axis, keepdims, workers, m.MAGNITUDES)
 
 
 def hoyer_sparseness(
@@ -161,7 +169,7 @@ def hoyer_sparseness(
     -------
     ndarray of float64, or float64
         One number a slice; float64 for every input dtype, since a score of float16 data
-        may exceed what float16 holds.
+        may exceed what float16 holds.  For an array on a GPU, an array there.
 
     Raises
     ------
@@ -187,12 +195,7 @@ def hoyer_sparseness(
     >>> hoyer_sparseness(np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 0.0, 0.0]]))
     array([0., 1.])
     """
-    s, score = _score(x, axis, keepdims, workers, True)
-    root = np.sqrt(s.length)
-    if s.length <= 1:
-        return np.ones_like(score)[()]
-    sparseness = np.clip((root - np.sqrt(score)) / (root - 1.0), 0.0, 1.0)
-    return np.where(score == 0.0, 1.0, sparseness)[()]
+    return _score(x, axis, keepdims, workers, m.SPARSENESS)
 
 
 def gsp_score(
@@ -219,12 +222,14 @@ def gsp_score(
     Returns
     -------
     float64
-        The mean of `hoyer_sparseness` over the vectors; 1 if there are none.
+        The mean of `hoyer_sparseness` over the vectors; 1 if there are none.  For arrays
+        on a GPU, an array there, of shape () or with `keepdims` as above.
 
     Raises
     ------
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, a sparse container, or a list
+        with some arrays on a GPU and some not.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -245,9 +250,17 @@ def gsp_score(
     >>> gsp_score([np.ones(4), np.array([0.0, 5.0, 0.0])])
     np.float64(0.5)
     """
+    if isinstance(x, (list, tuple)) and any(map(on_device, x)):
+        from ._cuda import scores as on_gpu
+
+        return on_gpu.gsp_score_of_list(x)
     if isinstance(x, (list, tuple)) and any(np.ndim(part) > 0 for part in x):
         parts = [hoyer_sparseness(part, axis=None, workers=workers) for part in x]
         return np.float64(np.mean(parts))
     values = hoyer_sparseness(x, axis=axis, workers=workers)
+    if on_device(values):
+        from ._cuda import scores as on_gpu
+
+        return on_gpu.mean(values, (1,) * np.ndim(x) if keepdims else ())
     mean = np.mean(values) if np.size(values) else np.float64(1.0)
     return np.full((1,) * np.ndim(x), mean) if keepdims else mean

@@ -11,9 +11,6 @@ from .. import _math as m
 from .._jit import kernel
 from . import passes
 
-TOLERANCE = 1e-13
-MAX_ITERATIONS = 1000
-
 
 @kernel
 def condat_threshold(a, count, radius, heap):
@@ -184,19 +181,18 @@ def iterative_rows(absolute, levels, tol, x, out, info, first, last):
         rounds = 0
         slack = tol
         score = 0.0
-        while rounds < MAX_ITERATIONS:
+        while rounds < m.ROUNDS:
             rounds += 1
             nu, mean, squares, low, high = _spread(a)
-            power = mean * mean + squares / max(nu, 1)
-            score = nu * (mean * mean / power) if nu > 0 else 0.0
+            score = m.spread_score(nu, mean, squares)
             if score <= level * (1.0 + slack):
                 status = m.SOFT if rounds > 1 else m.FEASIBLE
                 break
             if low == high:
                 status = m.TIED
                 break
-            slack = TOLERANCE
-            factor = mean * math.sqrt((nu - level) / (level * (squares / nu)))
+            slack = m.ROUND_TOLERANCE
+            factor = m.interpolation(level, nu, mean, squares)
             move = (1.0 - factor) * mean
             slope, shift = factor * slope, factor * shift + move
             for i in range(a.size):
@@ -250,7 +246,7 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
         slope, shift = 1.0, 0.0
         status = m.CAPPED
         rounds = 0
-        while rounds < MAX_ITERATIONS:
+        while rounds < m.ROUNDS:
             rounds += 1
             low, high, mean = math.inf, -math.inf, 0.0
             for i in range(count):

@@ -491,7 +491,7 @@ def settle(norms, u, outer, feasible, radii, info):
     """
     if feasible and info[0] != m.FEASIBLE:
         top, most = passes.largest(norms, True), passes.largest(u, True)
-        factor = top / most if most > top else 1.0
+        factor = m.feasible_factor(top, most)
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
@@ -499,7 +499,7 @@ def settle(norms, u, outer, feasible, radii, info):
         _, s, q = passes.sums(np.minimum(u, norms), True, 0.0, -math.inf)
         info[2] = s
         if outer == m.CAI:
-            info[2] = s / q * s if q > 0.0 else 0.0
+            info[2] = m.score(m.MAGNITUDES, norms.size, s, q)
 
 
 @kernel
@@ -507,9 +507,7 @@ def to_factors(norms, u, first, last):
     """Turn the radii u into what the groups first..last−1 are multiplied by."""
     old, new = norms[first:last], u[first:last]
     for g in range(new.size):
-        # Squares that underflow count as zeros, and become zeros.
-        whole = 1.0 if old[g] > 0.0 else 0.0
-        new[g] = new[g] / old[g] if new[g] < old[g] else whole
+        new[g] = m.group_factor(old[g], new[g])
 
 
 @kernel

@@ -7,6 +7,7 @@ depend on which thread takes it.
 
 import numpy as np
 
+from .. import _math as m
 from .._jit import kernel
 
 BLOCK = 64  # columns taken through all sweeps while they are in the cache
@@ -71,12 +72,12 @@ def sweep_blocks(gram, product, factor, most, epsilon, gains, steps, first, last
                 row = f[k]
                 for i in range(BLOCK):
                     old = row[i]
-                    new = old + slope[i] * inverse
-                    new = new if new > zero else zero
+                    new, better, weighted = m.coordinate_step(
+                        old, slope[i], inverse, diagonal, zero, two
+                    )
                     row[i] = new
-                    move = new - old
-                    gain[i] += np.float64(move * (two * slope[i] - diagonal * move))
-                    step[i] += np.float64(diagonal * move * move)
+                    gain[i] += np.float64(better)
+                    step[i] += np.float64(weighted)
             length = 0.0
             for i in range(BLOCK):
                 length += step[i]

@@ -8,6 +8,7 @@ passes the solution, nor does a Newton step on u_j.  Each round sets these tange
 when no count changes, the tangent is the function itself.
 """
 
+from .. import _math as m
 from .._jit import kernel
 from . import passes
 
@@ -32,7 +33,7 @@ def advance_bounds(values, starts, theta, totals, bounds, counts, excess, moved,
         own = values[starts[j] : starts[j + 1]]
         u, nu, s = bounds[j], counts[j], excess[j]
         for _ in range(2):
-            step = max(u + (s - theta) / nu, 0.0)
+            step = max(m.l1inf_tangent(u, nu, s, theta), 0.0)
             if step == u:
                 break
             before = nu
@@ -56,7 +57,7 @@ def solve(radius, theta, bounds, counts, excess):
         total, slope, count = 0.0, 0.0, 0
         for j in range(bounds.size):
             if counts[j] > 0.0:
-                u = bounds[j] + (excess[j] - theta) / counts[j]
+                u = m.l1inf_tangent(bounds[j], counts[j], excess[j], theta)
                 if u > 0.0:
                     total += u
                     slope += 1.0 / counts[j]
@@ -66,8 +67,7 @@ def solve(radius, theta, bounds, counts, excess):
         if slope == 0.0 or repeated == 2:
             break
         active = count
-        step = (total - radius) / slope
-        theta += step if repeated else max(step, 0.0)
+        theta = m.l1inf_next(theta, total, slope, radius, repeated > 0)
     return theta
 
 
@@ -78,4 +78,4 @@ def finish(theta, totals, bounds, counts, excess):
         if totals[j] <= theta or counts[j] == 0.0:
             bounds[j] = 0.0
         else:
-            bounds[j] = max(bounds[j] + (excess[j] - theta) / counts[j], 0.0)
+            bounds[j] = max(m.l1inf_tangent(bounds[j], counts[j], excess[j], theta), 0.0)

@@ -1,12 +1,13 @@
 """Scores of the rows of a matrix."""
 
+from .. import _math as m
 from .._jit import kernel
 from . import passes
 
 
 @kernel
-def score_rows(x, absolute, out, first, last):
-    """out[r] = (Σa)²/Σa² for rows first..last−1; 0 for zero and empty rows."""
+def score_rows(x, kind, out, first, last):
+    """The scores of rows first..last−1."""
     for r in range(first, last):
-        s, q, _ = passes.moments(x[r], absolute)
-        out[r] = s / q * s if q != 0.0 else 0.0
+        s, q, _ = passes.moments(x[r], kind != m.SIGNED)
+        out[r] = m.score(kind, x.shape[1], s, q)

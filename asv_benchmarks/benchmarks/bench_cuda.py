@@ -1,0 +1,178 @@
+"""The GPU: bytes per second of each function over those of a copy on the same device.
+
+A projection has to read the data and to write the result, once each; the ratio says which part
+of the copy's bandwidth that makes. Skipped where there is no GPU, or no numba-cuda.
+"""
+
+import importlib.util
+from functools import partial
+
+import numpy as np
+
+import conehoyer
+
+from . import common
+
+DTYPES = common.DTYPES
+LENGTHS = (10_000, 1_000_000, 100_000_000)
+COLUMNS = (128, 512, 2048, 8192)
+BATCH = 1 << 26  # entries of a batch of rows
+SIDES = (1024, 8192)
+
+
+def device():
+    """numba.cuda, or skip."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise NotImplementedError("needs numba-cuda")
+    from numba import cuda
+
+    if not cuda.is_available():
+        raise NotImplementedError("needs a GPU")
+    return cuda
+
+
+def seconds(cuda, call, repeats=20):
+    """Median time of a call on the device, in seconds."""
+    call()
+    times = []
+    for _ in range(repeats):
+        begin, end = cuda.event(), cuda.event()
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(cuda.event_elapsed_time(begin, end) * 1e-3)
+    return float(np.median(times))
+
+
+def random(cuda, shape, dtype):
+    """Gaussian data on the device; a part of it repeated where there is much."""
+    count = int(np.prod(shape))
+    part = np.random.default_rng(0).standard_normal(min(count, 1 << 24)).astype(dtype)
+    return cuda.to_device(np.resize(part, count).reshape(shape))
+
+
+def copy_bandwidth(cuda, x):
+    """Bytes read and written per second by a copy of x on the device."""
+    out = cuda.device_array_like(x)
+    return 2 * x.nbytes / seconds(cuda, partial(out.copy_to_device, x))
+
+
+def over_copy(cuda, call, x):
+    """One read and one write of x per time of the call, over the copy's bandwidth."""
+    return 2 * x.nbytes / seconds(cuda, call) / copy_bandwidth(cuda, x)
+
+
+def level(n, kept, dtype):
+    """A level that leaves about this share of Gaussian data."""
+    y = np.random.default_rng(1).standard_normal(min(n, 100_000)).astype(dtype)
+    return conehoyer.level_for_nnz(y, max(round(kept * y.size), 1)) * n / y.size
+
+
+def radius(n, kept, dtype):
+    """A radius that does."""
+    y = np.abs(np.random.default_rng(1).standard_normal(min(n, 100_000))).astype(dtype)
+    tau = np.quantile(y, 1.0 - kept)
+    return float(np.maximum(y - tau, 0).sum(dtype=np.float64)) * n / y.size
+
+
+FUNCTIONS = {
+    "project_cai": (conehoyer.project_cai, level),
+    "project_l1_ball": (conehoyer.project_l1_ball, radius),
+    "project_simplex": (conehoyer.project_simplex, radius),
+}
+
+
+class LongVector:
+    """One vector."""
+
+    params = (tuple(FUNCTIONS), DTYPES, LENGTHS, (0.1, 0.01))
+    param_names = ("function", "dtype", "n", "kept")
+
+    def setup(self, function, dtype, n, kept):
+        self.cuda = device()
+        project, parameter = FUNCTIONS[function]
+        self.x = random(self.cuda, n, dtype)
+        out = self.cuda.device_array_like(self.x)
+        bound = parameter(n, kept, dtype)
+        self.call = partial(project, self.x, bound, out=out, check_finite=False)
+
+    def track_over_copy(self, *params):
+        return over_copy(self.cuda, self.call, self.x)
+
+    track_over_copy.unit = "share of the copy's bandwidth"
+
+
+class Batch:
+    """Rows, each projected by itself."""
+
+    params = (tuple(FUNCTIONS), DTYPES, COLUMNS)
+    param_names = ("function", "dtype", "columns")
+
+    def setup(self, function, dtype, columns):
+        self.cuda = device()
+        project, parameter = FUNCTIONS[function]
+        self.x = random(self.cuda, (BATCH // columns, columns), dtype)
+        out = self.cuda.device_array_like(self.x)
+        bound = parameter(columns, 0.1, dtype)
+        self.call = partial(project, self.x, bound, out=out, check_finite=False)
+
+    def track_over_copy(self, *params):
+        return over_copy(self.cuda, self.call, self.x)
+
+    track_over_copy.unit = "share of the copy's bandwidth"
+
+
+class Bilevel:
+    """Groups of a square matrix."""
+
+    params = (("columns", "rows", "diagonals", (4, 4), (32, 32)), DTYPES, SIDES)
+    param_names = ("groups", "dtype", "side")
+
+    def setup(self, groups, dtype, side):
+        self.cuda = device()
+        self.x = random(self.cuda, (side, side), dtype)
+        out = self.cuda.device_array_like(self.x)
+        bound = conehoyer.level_for_groups(self.x.copy_to_host(), side // 10, groups=groups)
+        self.call = partial(
+            conehoyer.project_bilevel, self.x, bound, groups=groups, out=out, check_finite=False
+        )
+
+    def track_over_copy(self, *params):
+        return over_copy(self.cuda, self.call, self.x)
+
+    track_over_copy.unit = "share of the copy's bandwidth"
+
+
+def sorted_projection(torch, x, bound):
+    """Projection onto the ℓ1 ball by sorting, in torch: rows of x."""
+    a = x.abs()
+    ordered = a.sort(dim=-1, descending=True).values
+    sums = ordered.cumsum(dim=-1) - bound
+    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+    support = (ordered * count > sums).sum(dim=-1, keepdim=True)
+    tau = sums.gather(-1, support - 1) / support
+    return x.sign() * (a - tau).clamp_min(0)
+
+
+class OverTorchSort:
+    """The ℓ1 ball by sorting in torch, over ours: one vector, or rows."""
+
+    params = (DTYPES, ((1, 1_000_000), (1, 100_000_000), (8192, 8192)))
+    param_names = ("dtype", "shape")
+
+    def setup(self, dtype, shape):
+        self.cuda = device()
+        self.torch = common.require("torch")
+        if not self.torch.cuda.is_available():
+            raise NotImplementedError("torch sees no GPU")
+        self.x = self.torch.as_tensor(random(self.cuda, shape, dtype), device="cuda")
+        self.bound = radius(shape[1], 0.1, dtype)
+
+    def track_ours_over_sort(self, *params):
+        out = self.torch.empty_like(self.x)
+        ours = partial(conehoyer.project_l1_ball, self.x, self.bound, out=out, check_finite=False)
+        theirs = partial(sorted_projection, self.torch, self.x, self.bound)
+        return seconds(self.cuda, ours) / seconds(self.cuda, theirs, repeats=5)
+
+    track_ours_over_sort.unit = "ratio"

@@ -1,0 +1,1 @@
+"""Kernels for arrays on a GPU; imported when the first such array comes in."""

@@ -1,0 +1,417 @@
+"""The bilevel projection of matrices on the GPU: launches, and what is done to the groups."""
+
+import math
+
+import numpy as np
+from numba import float64, int64
+from numba.extending import register_jitable
+
+from .. import _math as m
+from .._checks import choose
+from .._cpu.groups import BLOCKS, L1, L2, LABELS, LINF
+from .._groups import INNER
+from . import arrays, block, engine, groups, l1inf, levels
+from .arrays import Parameter, pick
+from .device import cuda, kernel, launch, launch_each, threads_for
+from .engine import TOLD
+from .groups import unit_of
+from .projections import OWN_NORM, complain, run_rows
+
+_HELD = 4  # entries of a thread, in registers
+_MOST = np.finfo(float).max
+
+
+# --- what is done to the groups --------------------------------------------------------------
+
+
+@kernel
+def scale_bounds(p_one, p_each, low, high, inner, tops, scaled):
+    """The radii in the unit of the norms; those out of range stay so."""
+    r = cuda.grid(1)
+    while r < scaled.size:
+        p = pick(p_one, p_each, r)
+        if low <= p <= high:
+            p = min(p * unit_of(tops[r], inner == L2), high)
+        scaled[r] = p
+        r += cuda.gridsize(1)
+
+
+@kernel
+def settle(inner, feasible, scaled, reported, tops, v_max, u_max, norms, u, info, radii, reached):
+    """Turn the projected norms u into what the groups are treated with.
+
+    That is a bound, infinite where the group stays, a factor for l2, or NaN.  The radii and
+    the norms that are reached are stored if a report is wanted.
+    """
+    number = u.size // info.shape[0]
+    e = cuda.grid(1)
+    while e < u.size:
+        r = e // number
+        status = info[r, engine.STATUS]
+        value, norm = u[e], norms[e]
+        if feasible and status != m.FEASIBLE:
+            value = min(value * m.feasible_factor(v_max[r], u_max[r]), norm)
+        unit = unit_of(tops[r], inner == L2) if scaled else 1.0
+        if reported:
+            radii[e] = value / unit
+            reached[e] = min(value, norm)
+        if status == m.NONFINITE:
+            u[e] = math.nan
+        elif inner == L2:
+            u[e] = m.group_factor(norm, value)
+        elif (value > 0.0 and not value < norm) or (inner == LINF and status == m.FEASIBLE):
+            u[e] = math.inf
+        else:
+            u[e] = value / unit
+        e += cuda.gridsize(1)
+
+
+@kernel
+def report_levels(outer, inner, number, scaled, tops, sums, squares, info):
+    """What the result's norms reach, and the threshold, in the data's unit."""
+    r = cuda.grid(1)
+    while r < info.shape[0]:
+        if info[r, engine.STATUS] != m.NONFINITE:
+            unit = unit_of(tops[r], inner == L2) if scaled else 1.0
+            info[r, engine.THRESHOLD] /= unit
+            if outer == m.CAI:
+                info[r, engine.LEVEL] = m.score(m.MAGNITUDES, number, sums[r], squares[r])
+            else:
+                info[r, engine.LEVEL] = sums[r] / unit
+        r += cuda.gridsize(1)
+
+
+@register_jitable
+def keep_out(strict, flags):
+    """Whether the result is not to be written, as an error will be raised."""
+    return strict and flags[engine.NONFINITE] + flags[engine.BAD_PARAMETER] > 0
+
+
+@register_jitable
+def treated(a, clip, value):
+    """The entry clipped, or multiplied; `value` is the group's bound or factor, or NaN."""
+    if value <= 0.0:
+        return a - a
+    if value != value:
+        return value
+    return math.copysign(min(abs(a), value), a) if clip else a * value
+
+
+@kernel
+def treat(clip, strict, kind, height, width, labels, z, values, flags, piece, lanes, out):
+    """Clip or multiply all entries: a thread a column, of `piece` rows."""
+    if keep_out(strict, flags):
+        return
+    batch, rows, columns = z.shape
+    held = cuda.local.array(_HELD, z.dtype)
+    real = z.dtype.type
+    t = cuda.threadIdx.x
+    lane, below, deep = t % lanes, t // lanes, cuda.blockDim.x // lanes
+    number = values.size // batch
+    across = (columns + width - 1) // width
+    tiles, pieces = (columns + lanes - 1) // lanes, (rows + piece - 1) // piece
+    for item in range(cuda.blockIdx.x, batch * pieces * tiles, cuda.gridDim.x):
+        j, p = item % tiles * lanes + lane, item // tiles
+        r, i = p // pieces, p % pieces * piece + below
+        last = min(p % pieces * piece + piece, rows)
+        if j >= columns or i >= last:
+            continue
+        g = r * number + i // height * across + j // width  # of blocks
+        edge = (i // height + 1) * height  # where its value ends
+        value = real(values[g]) if kind == BLOCKS else real(0)
+        while i < last:
+            for k in range(_HELD):
+                held[k] = z[r, i + k * deep, j] if i + k * deep < last else real(0)
+            for k in range(_HELD):
+                if i < last:
+                    if kind != BLOCKS:
+                        g = r * number + l1inf.group_of(
+                            kind, height, width, rows, columns, labels, i, j
+                        )
+                        value = real(values[g])
+                    elif i >= edge:
+                        while i >= edge:
+                            edge += height
+                            g += across
+                        value = real(values[g])
+                    out[r, i, j] = treated(held[k], clip, value)
+                i += deep
+
+
+@kernel
+def shrink(strict, tol, starts, radii, flags, values, out):
+    """Project the groups, which lie one after the other, onto l1 balls: a block for each."""
+    room = cuda.shared.array(0, float64)
+    told = cuda.shared.array(TOLD, float64)
+    if keep_out(strict, flags):
+        return
+    number = starts.size - 1
+    for item in range(cuda.blockIdx.x, len(values) * number, cuda.gridDim.x):
+        r, g = item // number, item % number
+        z, goal = values[r, starts[g] : starts[g + 1]], out[r, starts[g] : starts[g + 1]]
+        radius = radii[item]
+        cuda.syncthreads()
+        shift, back, turn = 0, 0, 0
+        if 0.0 < radius < math.inf:
+            radius, shift, back, turn = engine.solve(
+                m.L1, True, radius, -1.0, tol, z, room, told, None, None
+            )
+        elif cuda.threadIdx.x == 0:
+            engine.conclude(told, m.FEASIBLE if radius > 0.0 else m.NONFINITE, 0.0, 0.0, 0.0)
+        cuda.syncthreads()
+        if radius == 0.0:
+            for k in range(cuda.threadIdx.x, z.size, cuda.blockDim.x):
+                goal[k] = 0
+        else:
+            engine.write(m.L1, True, radius, shift, back, z, goal, room, told, None, None, turn)
+
+
+@kernel
+def put_back(strict, kind, height, width, starts, values, flags, out):
+    """From the order of the groups to the matrices: the reverse of `l1inf.arrange`."""
+    batch, rows, columns = out.shape
+    size = rows * columns
+    e = cuda.grid(1)
+    if keep_out(strict, flags):
+        e = batch * size
+    while e < batch * size:
+        r, inside = e // size, e % size
+        i, j = inside // columns, inside % columns
+        g = l1inf.group_of(kind, height, width, rows, columns, starts, i, j)
+        out[r, i, j] = values[r, starts[g] + l1inf.place_in(kind, height, width, columns, i, j)]
+        e += cuda.gridsize(1)
+
+
+@kernel
+def put_back_by(strict, order, values, flags, out):
+    """The reverse of `l1inf.arrange_by`."""
+    batch, size = out.shape
+    e = cuda.grid(1)
+    if keep_out(strict, flags):
+        e = batch * size
+    while e < batch * size:
+        r, k = e // size, e % size
+        out[r, order[k]] = values[r, k]
+        e += cuda.gridsize(1)
+
+
+@kernel
+def count_nonzeros(x, counts):
+    """Add up the nonzeros of each row, by several blocks a row."""
+    room = cuda.shared.array(0, float64)
+    rows, n = x.shape
+    each = cuda.gridDim.x // rows
+    r, first = cuda.blockIdx.x // each, cuda.blockIdx.x % each * cuda.blockDim.x
+    count = 0
+    for i in range(first + cuda.threadIdx.x, n, each * cuda.blockDim.x):
+        count += 1 if x[r, i] != 0 else 0
+    total, _, _ = block.sum_three(room, float64(count), 0.0, 0.0)
+    if cuda.threadIdx.x == 0:
+        cuda.atomic.add(counts, r, int64(total))
+
+
+# --- launches --------------------------------------------------------------------------------
+
+
+class _Job:
+    """Matrices on a GPU, their groups, and the launches."""
+
+    def __init__(self, x, partition, inner):
+        self.s = arrays.slices(x, None)
+        if len(self.s.shape) < 2:
+            raise ValueError(f"x must have at least two dimensions, got shape {self.s.shape}")
+        self.inner = INNER[choose(inner, "inner", tuple(INNER))]
+        self.home, self.partition = self.s.home, partition
+
+    def begin(self):
+        """Look at the groups, on the device; find the matrices."""
+        s = self.s
+        self.parts = l1inf._parse(self.partition, s, self.home)
+        self.s = s = s._replace(batch=() if self.parts.whole else s.shape[:-2])
+        columns = s.shape[-1]
+        self.shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
+        self.flags = self.home.view(self.home.upload(np.zeros(3, np.int32)))
+        return arrays.read(self.home, s.array, None, s.work, self.shape)
+
+    def find_norms(self, z):
+        """Launch what finds the norms, and where labelled entries lie in order."""
+        self.lists = None
+        if self.parts.kind == LABELS:
+            self.lists = l1inf.sort_labels(self.home, self.parts.labels, self.parts.number)
+        self.norms, self.tops = groups.norms(self.home, z, self.parts, self.inner, self.lists)
+        self.scaled = self.tops is not None
+
+    def project_norms(self, outer, bound, feasible, info, radii):
+        """Launch the projection of the norms; returns what the groups are treated with."""
+        home, (batch, _, _), number = self.home, self.shape, self.parts.number
+        dummy = self.norms
+        tops = self.tops if self.scaled else dummy
+        if self.scaled and outer == m.L1:
+            scaled = groups.vector(home, batch)
+            launch_each(
+                scale_bounds, home, batch, *bound.arguments(dummy), bound.low, bound.high,
+                self.inner, tops, scaled,
+            )  # fmt: skip
+            bound = Parameter(math.nan, scaled, bound.low, bound.high)
+        u = groups.vector(home, batch * number)
+        run_rows(
+            home, outer, True, bound, OWN_NORM, self.s.slack, self.norms.reshape(batch, number),
+            u.reshape(batch, number), info, self.flags,
+        )  # fmt: skip
+        v_max = u_max = dummy
+        if feasible:
+            v_max = groups.fold_rows(home, self.norms, batch, LINF)
+            u_max = groups.fold_rows(home, u, batch, LINF)
+        reached = dummy if radii is dummy else groups.vector(home, u.size)
+        launch_each(
+            settle, home, u.size, self.inner, feasible, self.scaled, radii is not dummy, tops,
+            v_max, u_max, self.norms, u, info, radii, reached,
+        )  # fmt: skip
+        if radii is not dummy:
+            sums = groups.fold_rows(home, reached, batch, L1)
+            squares = groups.fold_rows(home, reached, batch, L2)
+            launch_each(
+                report_levels, home, batch, outer, self.inner, number, self.scaled, tops, sums,
+                squares, info,
+            )  # fmt: skip
+        return u
+
+    def treat_groups(self, z, u, strict, out):
+        """Launch what clips or multiplies the entries."""
+        batch, rows, columns = self.shape
+        parts = self.parts
+        labels = self.flags if parts.labels is None else parts.labels
+        lanes = min(groups.power(columns), groups.THREADS)
+        piece = groups.rows_each(rows, columns, 32) * (groups.THREADS // lanes)
+        blocks = batch * -(-rows // piece) * -(-columns // lanes)
+        launch(
+            treat, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, self.inner == LINF,
+            strict, parts.kind, parts.height, parts.width, labels, z, u, self.flags, piece,
+            lanes, out,
+        )  # fmt: skip
+
+    def shrink_groups(self, z, u, strict, out):
+        """Launch the projections of the groups onto l1 balls."""
+        home, parts, (batch, rows, columns) = self.home, self.parts, self.shape
+        size, number = rows * columns, parts.number
+        flat, goal = z.reshape(batch, size), out.reshape(batch, size)
+        if self.lists is None:
+            starts = home.view(home.empty((number + 1,), "int64"))
+            given = parts.kind, parts.height, parts.width
+            launch_each(l1inf.find_starts, home, number + 1, *given, rows, columns, starts)
+        else:
+            order, starts = self.lists
+        own = parts.kind == BLOCKS and parts.width == columns  # they lie so
+        values = shrunk = None
+        if own:
+            values, shrunk = flat, goal
+        else:
+            values = shrunk = home.view(home.empty((batch, size), z.dtype.name))
+        if self.lists is not None:
+            launch_each(l1inf.arrange_by, home, z.size, order, flat, values)
+        elif not own:
+            launch_each(l1inf.arrange, home, z.size, *given, z, starts, values)
+        threads = threads_for(-(-size // number), 8)
+        launch(
+            shrink, home, min(batch * number, groups.MOST_BLOCKS), threads, strict, self.s.slack,
+            starts, u, self.flags, values, shrunk, shared=8 * engine.ROOM * threads,
+        )  # fmt: skip
+        if self.lists is not None:
+            launch_each(put_back_by, home, z.size, strict, order, values, self.flags, goal)
+        elif not own:
+            launch_each(put_back, home, z.size, strict, *given, starts, values, self.flags, out)
+
+
+def project(
+    x, level, radius, partition, inner, feasible, out, overwrite_x, check_finite, full_output
+):
+    """Project all matrices."""
+    job = _Job(x, partition, inner)
+    home = job.home
+    with home.active():
+        z = job.begin()
+        s, parts = job.s, job.parts
+        outer, bound = _outer(level, radius, s)
+        z, goal = arrays.target(home, x, None, s.dtype, s.work, z, out, overwrite_x)
+        report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
+        bounds = home.empty((*s.batch, *parts.shape), "float64")
+        nonzeros = home.empty(s.batch, "int64")
+        if z.size:
+            job.find_norms(z)
+            info = home.view(report)
+            radii = job.norms
+            if full_output:
+                radii = home.view(bounds, (s.number * parts.number,), (8,))
+            u = job.project_norms(outer, bound, feasible and outer == m.CAI, info, radii)
+            strict = bool(check_finite and goal.in_place)
+            run = job.shrink_groups if job.inner == L1 else job.treat_groups
+            run(z, u, strict, goal.rows)
+            if check_finite:
+                name = "level" if outer == m.CAI else "radius"
+                complain(home, job.flags, s.number, bound, name)
+        elif full_output:
+            for array in (report, bounds, nonzeros):
+                _clear(home, array)
+        result = arrays.deliver(home, goal, None, s.dtype)
+        if not full_output:
+            return result
+        if z.size:
+            _clear(home, nonzeros)
+            rows = arrays.read(home, result, None, s.work, (s.number, z.size // s.number))
+            threads = threads_for(z.size // s.number, 8)
+            each = min(-(-rows.size // (8 * threads * s.number)), max((1 << 12) // s.number, 1))
+            counts = home.view(nonzeros, (s.number,), (8,))
+            launch(
+                count_nonzeros,
+                home,
+                s.number * each,
+                threads,
+                rows,
+                counts,
+                shared=8 * engine.ROOM * threads,
+            )
+            radii = radii.reshape(s.number, parts.number)
+        return result, l1inf._info(s, parts, report, bounds, radii if z.size else None, nonzeros)
+
+
+def _outer(level, radius, s):
+    """The outer constraint: its kind, and its parameter for each matrix."""
+    if radius is None:
+        return m.CAI, arrays.per_slice(level, "level", s, 1.0, math.inf, ">= 1")
+    return m.L1, arrays.per_slice(radius, "radius", s, 0.0, _MOST, "finite and >= 0")
+
+
+def _clear(home, array):
+    size = math.prod(tuple(array.shape))
+    if size:
+        launch_each(l1inf.clear, home, size, home.view(array, (size,), (8,)))
+
+
+def level_for_groups(x, n_groups, partition, inner):
+    """The levels of all matrices, on the device."""
+    job = _Job(x, partition, inner)
+    home = job.home
+    with home.active():
+        z = job.begin()
+        s, number = job.s, job.parts.number
+        counts = arrays.per_slice(n_groups, "n_groups", s, 1, math.inf, ">= 1")
+        result = home.empty(s.batch, "float64")
+        if z.size:
+            job.find_norms(z)
+            levels.run_rows(
+                home, job.norms.reshape(s.number, number), counts, s.slack,
+                home.view(result, (s.number,), (8,)),
+            )  # fmt: skip
+        elif s.number:
+            flat = home.view(result, (s.number,), (8,))
+            launch_each(fill, home, s.number, float(max(number, 1)), flat)
+        return result
+
+
+@kernel
+def fill(value, values):
+    """Set all to one value."""
+    i = cuda.grid(1)
+    while i < values.size:
+        values[i] = value
+        i += cuda.gridsize(1)

@@ -1,0 +1,341 @@
+"""The GPU: the only module that imports numba.cuda.
+
+Arrays of Numba, CuPy and torch come in.  Each has a home here, which knows how to look at
+such an array without a copy, how to make a new one of the same kind, and on which stream
+the work goes.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from .._jit import warn_no_cache
+
+SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+_EXTRAS = "pip install 'conehoyer[cu12]' for CUDA 12, or 'conehoyer[cu13]' for CUDA 13"
+
+
+def _import():
+    if not SIMULATED and importlib.util.find_spec("numba_cuda") is None:
+        # Numba itself holds an old numba.cuda, which nobody maintains.
+        raise ImportError(f"arrays on a GPU need the package numba-cuda: {_EXTRAS}")
+    from numba import cuda
+
+    return cuda
+
+
+cuda = _import()
+
+
+@cache
+def require_driver():
+    """Raise a RuntimeError that says what to do where kernels cannot run."""
+    if SIMULATED:
+        return
+    if not cuda.is_available():
+        reason = str(cuda.cuda_error() or "no GPU was found").strip()
+        raise RuntimeError(f"no GPU can be used: {reason}; is an NVIDIA driver installed?")
+    have, need = cuda.driver.get_version(), cuda.runtime.get_version()
+    if have[0] < need[0]:
+        raise RuntimeError(
+            f"the driver supports CUDA {have[0]}.{have[1]}, the toolkit installed is CUDA "
+            f"{need[0]}.{need[1]}: update the driver, or {_EXTRAS}"
+        )
+
+
+# --- compilation ---------------------------------------------------------------------------
+
+
+@cache
+def _sources_digest() -> str:
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*root.parent.glob("*_math.py"), *root.glob("*.py")]):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def kernel(function):
+    """Compile a kernel at its first launch, cached on disk where that is possible."""
+    if SIMULATED:
+        return cuda.jit(function)
+    # As on the CPU: the cache knows nothing of helpers in other files.
+    function.__qualname__ = f"{function.__qualname__}_{_sources_digest()}"
+    try:
+        return cuda.jit(cache=True, launch_bounds=_BOUNDS)(function)
+    except RuntimeError:  # no locator: a read-only install
+        warn_no_cache()
+        return cuda.jit(launch_bounds=_BOUNDS)(function)
+
+
+def function(function):
+    """Compile a function that kernels call, one that needs the names of ``cuda``."""
+    return cuda.jit(device=True)(function)
+
+
+def overload(function):
+    """Give a function that serves all targets another body on a GPU, but not in the simulator."""
+    if SIMULATED:
+        return lambda body: body
+    return cuda.extending.overload(function)
+
+
+# --- launching -----------------------------------------------------------------------------
+
+MOST_THREADS = 8 if SIMULATED else 256  # of a block; the simulator pays for each
+_BOUNDS = MOST_THREADS, 3  # three blocks at once on each multiprocessor: 80 registers a thread
+SHARED_MEMORY = 47 * 1024  # bytes that a block asks for at most; every GPU has 48 KiB
+_FEW_THREADS = 4 if SIMULATED else 32
+
+
+def threads_for(count, each=1):
+    """Threads of a block for so many entries, of which a thread takes `each`: a power of two."""
+    wanted = max(-(-count // each), 1)
+    return min(max(1 << (wanted - 1).bit_length(), _FEW_THREADS), MOST_THREADS)
+
+
+def launch(kernel, home, blocks, threads, *arguments, shared=0):
+    """Run a kernel on the stream of the arrays."""
+    if blocks > 0:
+        kernel[blocks, threads, home.stream, shared](*arguments)
+
+
+def launch_each(kernel, home, count, *arguments):
+    """Run a kernel with a thread for each of `count` entries, or for several."""
+    threads = 16 if SIMULATED else 256
+    blocks = min(-(-count // threads), 2 if SIMULATED else 1 << 16)
+    launch(kernel, home, blocks, threads, *arguments)
+
+
+@cache
+def _blocks_at_once(kernel, types, threads, shared, device):
+    if SIMULATED:
+        return 1  # all that the simulator can synchronise
+    return kernel.compile(types).max_cooperative_grid_blocks(threads, shared)
+
+
+def blocks_at_once(kernel, home, threads, shared, *arguments):
+    """How many blocks of this kernel, called with these arguments, the GPU runs at once."""
+    types = () if SIMULATED else tuple(map(kernel.typeof_pyval, arguments))
+    return _blocks_at_once(kernel, types, threads, shared, home.device)
+
+
+# --- homes of arrays -----------------------------------------------------------------------
+
+
+class Home:
+    """Where arrays live: their library, device and stream."""
+
+    device: int | None = None
+    stream: Any = 0
+
+    def dtype(self, x) -> str:
+        """Name of the dtype, "bfloat16" among them."""
+        return np.dtype(x.dtype).name
+
+    def interface(self, x) -> dict:
+        """Address, shape, strides (in bytes) and type of the array's memory."""
+        return x.__cuda_array_interface__
+
+    def empty(self, shape, dtype):
+        """Make an array of this kind."""
+        raise NotImplementedError
+
+    def upload(self, values):
+        """Make a device array of a small host array."""
+        return cuda.to_device(np.ascontiguousarray(values), stream=self.stream)
+
+    def adopt(self, view):
+        """What `view` gave, as an array of this kind, without a copy."""
+        return view
+
+    def fetch(self, view):
+        """The values of a small view, on the host: waits for the arrays' stream."""
+        values = view.copy_to_host(stream=self.stream)
+        if self.stream:
+            self.stream.synchronize()
+        return values
+
+    def matmul(self, a, b, out):
+        """Matrix product by the library's own routine, or None where it has none."""
+        return None
+
+    def view(self, x, shape=None, strides=None, typestr=None):
+        """The array's memory as kernels take it, perhaps with another shape or type."""
+        wanted = dict(self.interface(x))
+        own = wanted["strides"] or contiguous_strides(x.shape, _itemsize(wanted["typestr"]))
+        wanted["strides"] = own if strides is None else tuple(strides)
+        if shape is not None:
+            wanted["shape"] = tuple(shape)
+        if typestr is not None:
+            wanted["typestr"] = typestr
+        wanted["stream"] = None
+        if wanted["strides"] == contiguous_strides(wanted["shape"], _itemsize(wanted["typestr"])):
+            wanted["strides"] = None
+        return cuda.from_cuda_array_interface(wanted, owner=x, sync=False)
+
+    @contextlib.contextmanager
+    def active(self):
+        """Make the array's device the current one."""
+        if self.device is None:
+            yield
+        else:
+            with cuda.gpus[self.device]:
+                yield
+
+
+class _Numba(Home):
+    def __init__(self, x):
+        self.stream = x.stream
+
+    def empty(self, shape, dtype):
+        return cuda.device_array(shape, dtype, stream=self.stream)
+
+
+class _Foreign(Home):
+    """An object of another library that offers only its memory: Numba's arrays come back."""
+
+    def __init__(self, x):
+        pointer = x.__cuda_array_interface__.get("stream")
+        self.stream = 0 if pointer is None else cuda.external_stream(pointer)
+
+    def dtype(self, x):
+        return np.dtype(self.interface(x)["typestr"]).name
+
+    def empty(self, shape, dtype):
+        return cuda.device_array(shape, dtype, stream=self.stream)
+
+
+class _CuPy(Home):
+    def __init__(self, x):
+        import cupy
+
+        self.cupy, self.device = cupy, x.device.id
+        self.stream = cuda.external_stream(cupy.cuda.get_current_stream(self.device).ptr)
+
+    def empty(self, shape, dtype):
+        return self.cupy.empty(shape, dtype)
+
+    def upload(self, values):
+        return self.cupy.asarray(values)
+
+    def adopt(self, view):
+        return self.cupy.asarray(view)
+
+    def matmul(self, a, b, out):
+        return self.cupy.matmul(a, b, out=out)
+
+
+class _Torch(Home):
+    def __init__(self, x):
+        import torch
+
+        self.torch, self.device = torch, x.device.index
+        self.stream = cuda.external_stream(torch.cuda.current_stream(x.device).cuda_stream)
+
+    def dtype(self, x):
+        return str(x.dtype).removeprefix("torch.")
+
+    def interface(self, x):
+        size = x.element_size()
+        name = self.dtype(x)
+        typestr = "<i2" if name == "bfloat16" else np.dtype(name).str
+        strides = tuple(size * step for step in x.stride())
+        data = (x.data_ptr(), False)
+        return {
+            "shape": tuple(x.shape), "strides": strides, "typestr": typestr, "data": data,
+            "version": 3,
+        }  # fmt: skip
+
+    def empty(self, shape, dtype):
+        kind = getattr(self.torch, dtype)
+        return self.torch.empty(shape, dtype=kind, device=f"cuda:{self.device}")
+
+    def upload(self, values):
+        return self.torch.as_tensor(values, device=f"cuda:{self.device}")
+
+    def adopt(self, view):
+        return self.torch.as_tensor(view, device=f"cuda:{self.device}")
+
+    def matmul(self, a, b, out):
+        return self.torch.matmul(a, b, out=out)
+
+
+class _Simulator(Home):
+    """The arrays of Numba's simulator, which lie in the host's memory."""
+
+    def dtype(self, x):
+        return x.dtype.name
+
+    def interface(self, x):
+        return {"data": x._ary.__array_interface__["data"], "strides": x.strides}
+
+    def empty(self, shape, dtype):
+        return cuda.to_device(np.full(shape, 77, dtype))  # not zeros: nobody may rely on those
+
+    def view(self, x, shape=None, strides=None, typestr=None):
+        array = x._ary
+        if typestr is not None:
+            array = array.view(typestr)
+        if shape is not None:
+            own = contiguous_strides(shape, array.itemsize)
+            array = np.lib.stride_tricks.as_strided(array, shape, strides or own)
+        return type(x)(array)
+
+
+def home_of(x) -> Home:
+    """The home of an array on a device."""
+    require_driver()
+    module = type(x).__module__
+    if SIMULATED:
+        return _Simulator()
+    if hasattr(x, "data_ptr") and hasattr(x, "is_cuda"):
+        return _Torch(x)
+    if module.startswith("cupy."):
+        return _CuPy(x)
+    return _Numba(x) if module.startswith("numba.") else _Foreign(x)
+
+
+def contiguous_strides(shape, itemsize):
+    """Strides of a C-contiguous array."""
+    strides, step = [], itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def _itemsize(typestr):
+    return np.dtype(typestr).itemsize
+
+
+class Extent(NamedTuple):
+    """The bytes that an array covers."""
+
+    first: int
+    last: int
+
+
+def extent(home, x) -> Extent:
+    """From the lowest to the highest address of an array's entries."""
+    about = home.interface(x)
+    shape, itemsize = tuple(x.shape), _size_of(home.dtype(x))
+    strides = about["strides"] or contiguous_strides(shape, itemsize)
+    start = about["data"][0]
+    if math.prod(shape) == 0:
+        return Extent(start, start)
+    reach = [(n - 1) * step for n, step in zip(shape, strides, strict=True)]
+    below, above = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+    return Extent(start + below, start + above + itemsize)
+
+
+def _size_of(name):
+    return 2 if name == "bfloat16" else np.dtype(name).itemsize

@@ -1,0 +1,494 @@
+"""The threshold engine on the GPU: a block for a row, or all blocks for one long vector.
+
+A row that fits is copied to shared memory, and so read once.  A pass takes sums over it, adds
+them up over the block (or the grid) in a fixed order, and the first thread of each block
+asks `advance` for the next τ; so the threshold never leaves the GPU.
+"""
+
+import math
+
+import numpy as np
+from numba import float64
+from numba.extending import register_jitable
+
+from .. import _math as m
+from . import block
+from .arrays import pick
+from .device import cuda, function, kernel
+
+ROOM = 3  # numbers that a thread needs in shared memory
+GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
+TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
+L2, TOLD = 12, 13  # told: a State's twelve numbers, and the norm wanted (Hoyer)
+NONFINITE, CAPPED, BAD_PARAMETER = 0, 1, 2  # flags: how many slices
+STATUS, THRESHOLD, LEVEL, PASSES, NONZEROS, COLUMNS = 0, 1, 2, 3, 4, 5  # of the report
+
+
+# --- the first thread's part ---------------------------------------------------------------
+
+
+@register_jitable
+def remember(told, st):
+    """Store a state where the block can see it."""
+    told[0], told[1], told[2], told[3], told[4] = st.status, st.anchor, st.offset, st.lo, st.hi
+    told[5], told[6], told[7], told[8] = st.nu, st.overshoots, st.pinned, st.at_zero
+    told[9], told[10], told[11] = st.passes, st.s, st.q
+
+
+@register_jitable
+def recall(told):
+    """The state that was stored."""
+    return m.State(
+        int(told[0]), told[1], told[2], told[3], told[4], told[5], int(told[6]), told[7] != 0.0,
+        told[8] != 0.0, int(told[9]), told[10], told[11],
+    )  # fmt: skip
+
+
+@register_jitable
+def conclude(told, status, anchor, s, q):
+    """Store a verdict that needed no search."""
+    remember(told, m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, s, q))
+
+
+@register_jitable
+def with_tau(st, anchor, offset, nu, pinned):
+    """The state `st`, to be evaluated next at this τ."""
+    return m.State(
+        m.GO, anchor, offset, st.lo, st.hi, nu, st.overshoots, pinned, st.at_zero, st.passes,
+        0.0, 0.0,
+    )  # fmt: skip
+
+
+@register_jitable
+def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
+    """From the sums that the state asked for to the next state."""
+    st = recall(told)
+    if st.offset == -math.inf and st.anchor == 0.0:
+        if told[L2] < 0.0:
+            told[L2] = math.sqrt(q)
+        if nonnegative and m.equality_holds(kind, p, told[L2], tol, s, q):
+            conclude(told, m.FEASIBLE, 0.0, s, q)
+            return
+    first = st.passes == 0
+    cone = kind == m.CAI or kind == m.HOYER
+    guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
+    # Squares of float32 are float32.
+    least, most = (1e-9, 1e15) if narrow else (1e-100, 1e100)
+    if (cone or (guessed and p > 1e-100 * s)) and nu > 0.0 and math.isfinite(s):
+        if not least < abs(st.anchor) + math.sqrt(q) < most and s != 0.0:
+            told[0] = m.RESCALE
+            return
+    st = m.advance(kind, p, tol, st, nu, s, q)
+    if st.status == m.GO and guessed and not st.pinned:
+        guess = m.tail_guess(kind, p, nu, s, q)
+        if st.anchor + st.offset < guess < math.inf:
+            st = with_tau(st, guess, 0.0, -1.0, False)
+    if st.status == m.GO and narrow and not st.pinned and math.isfinite(st.offset):
+        # Differences from a float32 are exact in float32 where it matters.
+        tau, rest = m.two_sum(st.anchor, st.offset)
+        anchor = float64(np.float32(tau))
+        st = with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
+    remember(told, st)
+
+
+@register_jitable
+def step_near_top(told, p, nu, s):
+    """A Newton step on τ relative to the largest entry, unless the support is the last one's."""
+    st = recall(told)
+    if nu == st.nu or st.passes >= m.MAX_PASSES:
+        told[10] = s - nu * st.offset
+        return
+    told[2] = m.newton_offset(m.L1, p, nu, s, 0.0)
+    told[5], told[9] = nu, st.passes + 1
+
+
+# --- the team's part: all threads of a block, or of the grid -------------------------------
+
+
+@function
+def share(grid):
+    """The first entry of this thread, and how far it is to its next one."""
+    if grid is None:
+        return cuda.threadIdx.x, cuda.blockDim.x
+    return cuda.grid(1), cuda.gridsize(1)
+
+
+@function
+def add_up(room, grid, parts, turn, a, b, c):
+    """Sums over the team, the same for all threads; `turn` alternates between 0 and 1."""
+    a, b, c = block.sum_three(room, a, b, c)
+    if grid is not None:
+        t = cuda.threadIdx.x
+        if t == 0:
+            j = cuda.blockIdx.x
+            parts[turn, j, 0], parts[turn, j, 1], parts[turn, j, 2] = a, b, c
+        grid.sync()
+        a, b, c = 0.0, 0.0, 0.0
+        for j in range(t, cuda.gridDim.x, cuda.blockDim.x):
+            a += parts[turn, j, 0]
+            b += parts[turn, j, 1]
+            c += parts[turn, j, 2]
+        a, b, c = block.sum_three(room, a, b, c)
+    return a, b, c
+
+
+@function
+def largest_of(room, grid, parts, turn, a):
+    """Maximum over the team."""
+    a = block.largest(room, a)
+    if grid is not None:
+        t = cuda.threadIdx.x
+        if t == 0:
+            parts[turn, cuda.blockIdx.x, 0] = a
+        grid.sync()
+        for j in range(t, cuda.gridDim.x, cuda.blockDim.x):
+            a = max(a, parts[turn, j, 0])
+        a = block.largest(room, a)
+    return a
+
+
+@function
+def sums(z, first, stride, f, g, absolute, anchor, offset, exact):
+    """Count, Σ(a − anchor) and Σ(a − anchor)² of this thread's a with a − anchor > offset.
+
+    The data count times f·g, a power of two.  At most four terms are added in the data's
+    precision; none where `exact`.
+    """
+    real = z.dtype.type
+    near, edge = real(anchor), real(offset)
+    nu, s, q = 0, 0.0, 0.0
+    n, i = z.size, first
+    while i < n:
+        s4, q4 = real(0), real(0)
+        for _ in range(4):  # unrolled: four reads at a time
+            if i < n:
+                value = z[i] * f * g
+                a = abs(value) if absolute else value
+                if exact:
+                    far = float64(a) - anchor
+                    if not far <= offset:  # NaN counts, and so is seen
+                        nu += 1
+                        s += far
+                        q += far * far
+                else:
+                    d = a - near
+                    if not d <= edge:
+                        nu += 1
+                        s4 += d
+                        q4 += d * d
+            i += stride
+        s += float64(s4)
+        q += float64(q4)
+    return float64(nu), s, q
+
+
+@function
+def facts(z, first, stride):
+    """Of this thread's entries: how many are not finite, how many negative; max |z|, max z."""
+    bad, negative, size, top = 0.0, 0.0, 0.0, -math.inf
+    for i in range(first, z.size, stride):
+        value = float64(z[i])
+        if not math.isfinite(value):
+            bad += 1.0
+        else:
+            negative += 1.0 if value < 0.0 else 0.0
+            size, top = max(size, abs(value)), max(top, value)
+    return bad, negative, size, top
+
+
+@function
+def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
+    """Find the verdict, which `told` holds afterwards, and the power of two of its unit.
+
+    Returns p, the exponents of the unit of the data and of the result, and the next `turn`.
+    """
+    t, n = cuda.threadIdx.x, z.size
+    real = z.dtype.type
+    narrow = z.itemsize == 4
+    first, stride = share(grid)
+    f, g = real(1), real(1)
+    shift, back, turn, bad = 0, 0, 0, 0.0
+    nonnegative, size, top = absolute, 0.0, 0.0
+    extreme = p == 0.0 if kind <= m.SIMPLEX else p == 1.0 or (kind == m.HOYER and p >= n)
+    attempt = 0
+    status = m.RESCALE if extreme else m.GO
+    while True:
+        if attempt > 0 or extreme or not absolute:
+            bad, negative, size, top = facts(z, first, stride)
+            bad, negative, _ = add_up(room, grid, parts, turn, bad, negative, 0.0)
+            size = largest_of(room, grid, parts, 1 - turn, size)
+            top = size if absolute else largest_of(room, grid, parts, turn, top)
+            turn = turn if absolute else 1 - turn
+            nonnegative = absolute or negative == 0.0
+            if bad > 0.0:
+                status = m.NONFINITE
+                break
+        if status == m.RESCALE:
+            shift = -int(math.frexp(size)[1])
+            f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+            back = -shift
+            if kind <= m.SIMPLEX:
+                p = math.ldexp(p, shift)
+            elif kind == m.HOYER and l2 >= 0.0:
+                back = int(math.frexp(l2)[1])
+                l2 = math.ldexp(l2, -back)
+        attempt += 1
+        cuda.syncthreads()
+        if t == 0:
+            told[L2] = l2
+            remember(told, m.start(kind))
+        cuda.syncthreads()
+        if extreme:
+            break
+        while told[0] == m.GO:
+            exact = told[7] != 0.0 or not narrow
+            nu, s, q = sums(z, first, stride, f, g, absolute, told[1], told[2], exact)
+            nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
+            turn = 1 - turn
+            if t == 0:
+                step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q)
+            cuda.syncthreads()
+        status = int(told[0])
+        if attempt == 2 or not (status == m.RESCALE or status == m.NONFINITE):
+            break
+        status = m.RESCALE
+    if status == m.NONFINITE:
+        cuda.syncthreads()
+        if t == 0:
+            conclude(told, m.NONFINITE, math.nan, math.nan, math.nan)
+        cuda.syncthreads()
+        return p, 0, 0, turn
+    if kind > m.SIMPLEX and extreme:
+        if told[L2] < 0.0:
+            nu, s, q = sums(z, first, stride, f, g, True, 0.0, -math.inf, True)
+            nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
+            turn = 1 - turn
+            cuda.syncthreads()
+            if t == 0:
+                told[L2] = math.sqrt(q)
+        if t == 0:
+            if p > 1.0:
+                conclude(told, m.FLAT, -math.inf, 0.0, 0.0)
+            else:
+                zero = kind == m.CAI and top <= 0.0
+                conclude(told, m.FEASIBLE if zero else m.TIED, math.ldexp(top, shift), 0.0, 0.0)
+        cuda.syncthreads()
+    elif extreme:
+        if t == 0:
+            inside = kind == m.L1 and top <= 0.0
+            conclude(told, m.FEASIBLE if inside else m.SOFT, math.ldexp(top, shift), 0.0, 0.0)
+        cuda.syncthreads()
+    elif kind <= m.SIMPLEX and told[0] == m.SOFT and p < TINY * abs(told[1]):
+        # Only entries within p of the largest matter, and their gaps to it are exact.
+        _, _, size, top = facts(z, first, stride)
+        top = largest_of(room, grid, parts, turn, size if absolute else top)
+        top = math.ldexp(top, shift)
+        turn = 1 - turn
+        cuda.syncthreads()
+        if t == 0:
+            told[1], told[2], told[5], told[7] = top, -p, -1.0, 1.0
+        cuda.syncthreads()
+        before, nu = -2.0, -1.0
+        while nu != before and told[9] < m.MAX_PASSES:
+            before = nu
+            nu, s, q = sums(z, first, stride, f, g, absolute, told[1], told[2], True)
+            nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
+            turn = 1 - turn
+            if t == 0:
+                step_near_top(told, p, nu, s)
+            cuda.syncthreads()
+    return p, shift, back, turn
+
+
+@function
+def soft(value, absolute, anchor, offset, dust, factor):
+    """sign(value)·factor·d where d = (a − anchor) − offset exceeds dust, else 0."""
+    a = abs(value) if absolute else value
+    d = (a - anchor) - offset
+    if not d > dust:
+        return value - value
+    return math.copysign(d * factor, value) if absolute else d * factor
+
+
+@function
+def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn):
+    """Write the result; returns the number of nonzeros."""
+    n = z.size
+    real = z.dtype.type
+    zero = real(0)
+    first, stride = share(grid)
+    f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+    u, v = real(math.ldexp(1.0, back // 2)), real(math.ldexp(1.0, back - back // 2))
+    st = recall(told)
+    l2 = told[L2]
+    nonzeros = 0
+    if st.status == m.SOFT or st.status == m.CAPPED:
+        anchor = real(st.anchor) if st.pinned else real(st.anchor + st.offset)
+        offset = real((st.anchor - float64(anchor)) + st.offset)
+        dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
+        i = first
+        while i < n:
+            for _ in range(4):
+                if i < n:
+                    value = soft(z[i] * f * g, absolute, anchor, offset, dust, factor) * u * v
+                    out[i] = value
+                    nonzeros += 1 if value != zero else 0
+                i += stride
+    elif st.status == m.TIED:
+        if grid is None or cuda.blockIdx.x == 0:
+            nonzeros = write_tied(kind, absolute, p, st.anchor, l2, f, g, u, v, z, out, room)
+    else:
+        same = real(math.nan)
+        if st.status == m.FLAT:
+            same = real(l2 / math.sqrt(float64(n))) * u * v
+        for i in range(first, n, stride):
+            value = z[i]
+            if st.status == m.FEASIBLE:
+                value = value if absolute or value > zero else zero
+            else:
+                value = math.copysign(same, value) if absolute else same
+            out[i] = value
+            nonzeros += 1 if value != zero else 0
+    total, _, _ = add_up(room, grid, parts, turn, float64(nonzeros), 0.0, 0.0)
+    return total
+
+
+@function
+def write_tied(kind, absolute, p, top, l2, f, g, u, v, z, out, room):
+    """Write, by one block, factor·(1, …, 1, b) to the first k entries that equal `top`.
+
+    The rest becomes zero.  Returns this thread's number of nonzeros.
+    """
+    t, width, n = cuda.threadIdx.x, cuda.blockDim.x, z.size
+    real = z.dtype.type
+    size, b = m.tied_profile(p)
+    factor = real(m.tied_scale(kind, size, b, top, l2))
+    seen, nonzeros = 0.0, 0
+    for first in range(0, n, width):
+        i = first + t
+        value = z[i] if i < n else real(0)
+        scaled = value * f * g
+        a = abs(scaled) if absolute else scaled
+        hit = i < n and float64(a) == top
+        before, total = block.rank(room, hit)
+        result = real(0)
+        if hit and seen + before < size:
+            result = factor * real(b) if seen + before == size - 1.0 else factor
+            result = result * u * v
+            result = math.copysign(result, value) if absolute else result
+        seen += total
+        if i < n:
+            out[i] = result
+            nonzeros += 1 if result != real(0) else 0
+    return nonzeros
+
+
+@register_jitable
+def report(told, kind, p, shift, nonzeros, row):
+    """Status, threshold, value of the constraint reached, passes, number of nonzeros."""
+    st = recall(told)
+    row[STATUS] = st.status
+    row[THRESHOLD] = math.ldexp(st.anchor + st.offset, -shift)
+    if st.status == m.TIED or st.status == m.FLAT:
+        row[LEVEL] = p
+    elif kind <= m.SIMPLEX:
+        row[LEVEL] = math.ldexp(st.s, -shift)
+    else:
+        row[LEVEL] = st.s / st.q * st.s if st.q > 0.0 else 0.0
+    row[PASSES] = st.passes
+    row[NONZEROS] = nonzeros
+
+
+@function
+def usable(kind, p, low, high, told, flags):
+    """Whether the parameter is in range; a parameter on the GPU is first seen here."""
+    good = low <= p <= high
+    if not good and cuda.threadIdx.x == 0:
+        cuda.atomic.add(flags, BAD_PARAMETER, 1)
+        conclude(told, m.NONFINITE, math.nan, math.nan, math.nan)
+    return good
+
+
+@function
+def raise_flags(told, flags):
+    """Count what the caller may want to hear of."""
+    if told[0] == m.NONFINITE:
+        cuda.atomic.add(flags, NONFINITE, 1)
+    elif told[0] == m.CAPPED:
+        cuda.atomic.add(flags, CAPPED, 1)
+
+
+@function
+def copy_row(z, cache):
+    """Copy a row into shared memory."""
+    cuda.syncthreads()
+    i = cuda.threadIdx.x
+    while i < z.size:
+        for _ in range(4):
+            if i < z.size:
+                cache[i] = z[i]
+            i += cuda.blockDim.x
+    cuda.syncthreads()
+
+
+@kernel
+def project_rows(
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached
+):
+    """Project the rows of x, a block for each; `cached`: shared memory has room for a row."""
+    room = cuda.shared.array(0, float64)
+    held = cuda.shared.array(0, x.dtype)
+    held = held[ROOM * cuda.blockDim.x * 8 // x.itemsize :]
+    told = cuda.shared.array(TOLD, float64)
+    for r in range(cuda.blockIdx.x, x.shape[0], cuda.gridDim.x):
+        z = x[r]
+        if cached:
+            copy_row(z, held)
+            z = held[: x.shape[1]]
+        p = pick(p_one, p_each, r)
+        cuda.syncthreads()
+        shift, back, turn = 0, 0, 0
+        if usable(kind, p, low, high, told, flags):
+            l2 = pick(l2_one, l2_each, r)
+            p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None)
+            if cuda.threadIdx.x == 0:
+                raise_flags(told, flags)
+        cuda.syncthreads()
+        nonzeros = write(kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn)
+        if cuda.threadIdx.x == 0:
+            report(told, kind, p, shift, nonzeros, info[r])
+
+
+@kernel
+def project_long(
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts
+):
+    """Project row r of x, by all blocks of a grid that runs at once."""
+    grid = cuda.cg.this_grid()
+    room = cuda.shared.array(0, float64)
+    told = cuda.shared.array(TOLD, float64)
+    p = pick(p_one, p_each, r)
+    shift, back, turn = 0, 0, 0
+    if usable(kind, p, low, high, told, flags):
+        l2 = pick(l2_one, l2_each, r)
+        p, shift, back, turn = solve(kind, absolute, p, l2, tol, x[r], room, told, grid, parts)
+        if cuda.grid(1) == 0:
+            raise_flags(told, flags)
+    cuda.syncthreads()
+    nonzeros = write(kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn)
+    if cuda.grid(1) == 0:
+        report(told, kind, p, shift, nonzeros, info[r])
+
+
+@kernel
+def count_bad(x, flags):
+    """Count the blocks that see an entry that is not finite."""
+    rows, n = x.shape
+    bad = np.int32(0)
+    i = cuda.grid(1)
+    while i < rows * n:
+        if not math.isfinite(x[i // n, i % n]):
+            bad = np.int32(1)
+        i += cuda.gridsize(1)
+    if cuda.syncthreads_or(bad) and cuda.threadIdx.x == 0:
+        cuda.atomic.add(flags, NONFINITE, 1)

@@ -1,0 +1,106 @@
+"""Projections of vectors on the GPU: launches, and what comes back."""
+
+import math
+
+import numpy as np
+
+from .. import _math as m
+from .._checks import not_finite
+from .._results import ProjectionInfo, warn_capped
+from . import arrays, engine
+from .arrays import Parameter
+from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, launch, threads_for
+
+_MOST_BLOCKS = 2048
+_MANY = 64  # rows: as many blocks keep the GPU busy
+_LONG_FROM = 256 if SIMULATED else 1 << 18  # entries: one block would be too slow
+_PARAMETER = {m.CAI: "level", m.HOYER: "sparseness", m.L1: "radius", m.SIMPLEX: "total"}
+_ENGINE = engine.project_rows, engine.project_long
+OWN_NORM = Parameter(-1.0, None, -math.inf, math.inf)
+
+
+def project(
+    s, x, kind, absolute, levels, norms, kernels, out, overwrite_x, check_finite, full_output
+):
+    """Project all slices, by the engine or by other kernels that take the same."""
+    home = s.home
+    with home.active():
+        if norms is not None:  # Hoyer: both come as host vectors
+            levels, norms = arrays.parameter(home, levels), arrays.parameter(home, norms)
+        shape = (s.number, s.length)
+        z = arrays.read(home, x, s.axis, s.work, shape)
+        z, goal = arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)
+        report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
+        info = home.view(report)
+        flags = home.view(home.upload(np.zeros(3, np.int32)))
+        if z.size:
+            if goal.in_place and check_finite and s.number > 1:
+                check(home, z, flags)  # before any row is overwritten
+            run_rows(
+                home, kind, absolute, levels, norms or OWN_NORM, s.slack, z, goal.rows, info,
+                flags, kernels or _ENGINE,
+            )  # fmt: skip
+        result = arrays.deliver(home, goal, s.axis, s.dtype)
+        if check_finite:
+            complain(home, flags, s.number, levels, _PARAMETER[kind])
+        return (result, _info(s, report)) if full_output else result
+
+
+def run_rows(home, kind, absolute, levels, norms, tol, z, out, info, flags, kernels=_ENGINE):
+    """Launch the engine on rows: a block for each, or all blocks for one after the other."""
+    by_rows, by_grid = kernels
+    count, n = z.shape
+    dummy = info.reshape(info.size)
+    threads = threads_for(n, 8)
+    given = (
+        kind, absolute, *levels.arguments(dummy), levels.low, levels.high,
+        *norms.arguments(dummy), tol, z, out, info, flags,
+    )  # fmt: skip
+    shared = 8 * engine.ROOM * threads
+    if n < _LONG_FROM or count >= _MANY:
+        room = n * z.dtype.itemsize
+        cached = shared + room <= SHARED_MEMORY
+        launch(
+            by_rows, home, min(count, 1 << 20), threads, *given, cached,
+            shared=shared + room if cached else shared,
+        )  # fmt: skip
+        return
+    parts = home.view(home.empty((2, _MOST_BLOCKS, 3), "float64"))
+    most = blocks_at_once(by_grid, home, threads, shared, *given, 0, parts)
+    blocks = max(min(most, _MOST_BLOCKS, -(-n // (16 * threads))), 1)
+    for r in range(count):
+        launch(by_grid, home, blocks, threads, *given, r, parts, shared=shared)
+
+
+def check(home, z, flags):
+    """Raise where an entry is not finite."""
+    threads = threads_for(z.size, 8)
+    launch(engine.count_bad, home, min(-(-z.size // threads), 1024), threads, z, flags)
+    if home.fetch(flags)[engine.NONFINITE]:
+        raise not_finite()
+
+
+def complain(home, flags, count, parameter, name):
+    """Look at what the kernels flagged: this waits for them."""
+    seen = home.fetch(flags)
+    if seen[engine.BAD_PARAMETER]:
+        raise ValueError(
+            f"{name} must lie in [{parameter.low}, {parameter.high}], "
+            f"but {seen[engine.BAD_PARAMETER]} of the values on the GPU don't"
+        )
+    if seen[engine.NONFINITE]:
+        raise not_finite()
+    warn_capped(int(seen[engine.CAPPED]), count, 4)
+
+
+def _info(s, report):
+    """The report, in the slices' shape, on the device."""
+
+    def column(k, dtype="float64"):
+        return arrays.column(s.home, report, k, s.batch, dtype)
+
+    return ProjectionInfo(
+        column(engine.THRESHOLD), column(engine.LEVEL), column(engine.NONZEROS, "int64"),
+        column(engine.PASSES, "int64"),
+        arrays.column(s.home, report, engine.STATUS, s.batch, "bool", m.CAPPED),
+    )  # fmt: skip

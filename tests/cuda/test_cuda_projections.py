@@ -1,0 +1,268 @@
+"""Projections of vectors on the device, against the oracle and the CPU."""
+
+import numpy as np
+import oracle
+import pytest
+from distributions import DISTRIBUTIONS, FLOAT32, float32, make
+from numpy.exceptions import AxisError
+
+import conehoyer as ch
+
+LD = np.longdouble
+TOLERANCE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-5}
+
+
+def error(x, ref):
+    """max|x - ref| relative to max|ref|, one subnormal an entry forgiven."""
+    tiny = np.finfo(x.dtype).smallest_subnormal.astype(LD)
+    difference = np.maximum(np.abs(x.astype(LD) - ref) - tiny, 0)
+    size = np.max(np.abs(ref), initial=LD(0))
+    worst = np.max(difference, initial=LD(0))
+    return float(worst / size) if size > 0 else float(worst)
+
+
+def vectors(n):
+    yield from ((name, make(name, n)) for name in DISTRIBUTIONS)
+    yield from ((name, float32(name, n)) for name in [*FLOAT32, "near_constant"])
+
+
+def check(project, reference, y, to_gpu, to_host, again=True):
+    device = to_gpu(y)
+    x, info = project(device, full_output=True)
+    host = to_host(x)
+    assert host.dtype == y.dtype
+    assert error(host, reference) <= TOLERANCE[y.dtype]
+    assert to_host(info.nnz) == np.count_nonzero(host)
+    assert to_host(info.converged)
+    np.testing.assert_array_equal(to_host(device), y)
+    if again:
+        np.testing.assert_array_equal(to_host(project(x)), host)
+    return host, info
+
+
+@pytest.mark.parametrize("n", [3, 100])
+def test_cai(n, to_gpu, to_host):
+    for name, y in vectors(n):
+        score = float(oracle.hoyer_score(y))
+        for level in (1.0, max(0.3 * score, 1.0)):
+            x, info = check(
+                lambda d, level=level, **kw: ch.project_cai(d, level, **kw),
+                oracle.project_cai(y, level), y, to_gpu, to_host,
+            )  # fmt: skip
+            if y.dtype == np.float64 and oracle.hoyer_score(y) > level * (1 + 1e-14):
+                assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12, (name, level)
+                b, a = x.astype(LD), y.astype(LD)
+                assert abs(b @ b / (b @ a) - 1) <= 1e-12
+                assert to_host(info.level) == pytest.approx(level, rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [100])
+def test_cai_nonneg(n, to_gpu, to_host):
+    for _, y in vectors(n):
+        level = max(0.4 * float(oracle.hoyer_score(np.maximum(y, 0))), 1.0)
+        check(
+            lambda d, level=level, **kw: ch.project_cai(d, level, nonneg=True, **kw),
+            oracle.project_cai(y, level, nonneg=True), y, to_gpu, to_host,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 100])
+def test_l1_ball(n, to_gpu, to_host):
+    for _, y in vectors(n):
+        total = float(np.abs(y.astype(LD)).sum())
+        for radius in (0.0, 0.1 * total, 1e-14 * total):
+            if y.dtype == np.float32 and 0.0 < radius < 1e-37:
+                continue
+            check(
+                lambda d, radius=radius, **kw: ch.project_l1_ball(d, radius, **kw),
+                oracle.project_l1_ball(y, radius), y, to_gpu, to_host, again=radius > 0.0,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [100])
+def test_simplex(n, to_gpu, to_host):
+    for _, y in vectors(n):
+        total = float(np.abs(y.astype(LD)).sum()) * 0.3
+        check(
+            lambda d, total=total, **kw: ch.project_simplex(d, total, **kw),
+            oracle.project_simplex(y, total), y, to_gpu, to_host,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [100])
+def test_hoyer(n, to_gpu, to_host):
+    for _, y in vectors(n):
+        check(
+            lambda d, **kw: ch.project_hoyer(d, 0.6, **kw),
+            oracle.project_hoyer(y, 0.6), y, to_gpu, to_host,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gaussian", "near_constant", "blocks_of_ties", "sparse"])
+def test_one_long_vector(name, to_gpu, to_host):
+    """All blocks of a grid work on it; the simulator has one block a grid."""
+    for y in (make(name, 300), float32(name, 300)):
+        total = float(np.abs(y.astype(LD)).sum())
+        level = max(0.3 * float(oracle.hoyer_score(y)), 1.0)
+        for project, reference in (
+            (lambda d, p=level, **kw: ch.project_cai(d, p, **kw), oracle.project_cai(y, level)),
+            (lambda d, p=total / 9, **kw: ch.project_l1_ball(d, p, **kw),
+             oracle.project_l1_ball(y, total / 9)),
+            (lambda d, p=total / 9, **kw: ch.project_simplex(d, p, **kw),
+             oracle.project_simplex(y, total / 9)),
+            (lambda d, **kw: ch.project_hoyer(d, 0.7, **kw), oracle.project_hoyer(y, 0.7)),
+        ):  # fmt: skip
+            check(project, reference, y, to_gpu, to_host)
+
+
+@pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
+def test_scales(kind, scale, to_gpu, to_host):
+    y = make("gaussian", 50) * scale
+    total = 0.2 * float(np.abs(y).sum())
+    project, reference = {
+        "cai": (lambda d: ch.project_cai(d, 5.0), oracle.project_cai(y, 5.0)),
+        "ball": (lambda d: ch.project_l1_ball(d, total), oracle.project_l1_ball(y, total)),
+        "simplex": (lambda d: ch.project_simplex(d, total), oracle.project_simplex(y, total)),
+        "hoyer": (lambda d: ch.project_hoyer(d, 0.5), oracle.project_hoyer(y, 0.5)),
+    }[kind]
+    assert error(to_host(project(to_gpu(y))), reference) <= 1e-12
+
+
+def test_scales_of_float32(to_gpu, to_host):
+    for scale in (1e-30, 1e-12, 1e12, 1e30):
+        y = (make("gaussian", 50) * scale).astype(np.float32)
+        x = to_host(ch.project_cai(to_gpu(y), 5.0))
+        assert error(x, oracle.project_cai(y, 5.0)) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_cpu_agrees(dtype, to_gpu, to_host):
+    y = np.random.default_rng(1).standard_normal((4, 70)).astype(dtype)
+    levels = np.array([3.0, 9.0, 20.0, 70.0])
+    x, info = ch.project_cai(to_gpu(y), levels, full_output=True)
+    ref, expected = ch.project_cai(y, levels, full_output=True)
+    np.testing.assert_allclose(to_host(x), ref, atol=TOLERANCE[y.dtype] * abs(y).max())
+    np.testing.assert_allclose(to_host(info.threshold), expected.threshold, rtol=1e-5, atol=1e-12)
+    np.testing.assert_array_equal(to_host(info.nnz), expected.nnz)
+    assert to_host(info.passes).dtype == np.int64
+    assert to_host(info.converged).all()
+    assert info.support is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+def test_axes_and_strides(axis, to_gpu, to_host):
+    y = np.random.default_rng(2).standard_normal((3, 2, 8))
+    for part in (y, y.swapaxes(0, 2), y[:, :, ::2], y[::-1]):
+        device = to_gpu(y)
+        view = {
+            id(y): device,
+        }.get(id(part))
+        if view is None and part.shape == (8, 2, 3):
+            view = device.transpose((2, 1, 0))
+        elif view is None and part.shape == (3, 2, 4):
+            view = device[:, :, ::2]
+        elif view is None:
+            view = device[::-1]
+        x = ch.project_l1_ball(view, 1.0, axis=axis)
+        np.testing.assert_allclose(
+            to_host(x), ch.project_l1_ball(part, 1.0, axis=axis), rtol=1e-13, atol=1e-15
+        )
+
+
+def test_out_and_in_place(to_gpu, to_host):
+    y = np.random.default_rng(3).standard_normal((2, 20))
+    ref = ch.project_cai(y, 4.0)
+    device, out = to_gpu(y), to_gpu(np.zeros((2, 20)))
+    assert ch.project_cai(device, 4.0, out=out) is out
+    np.testing.assert_allclose(to_host(out), ref, rtol=1e-13)
+    assert ch.project_cai(device, 4.0, out=device) is device
+    np.testing.assert_allclose(to_host(device), ref, rtol=1e-13)
+    device = to_gpu(y)
+    assert ch.project_cai(device, 4.0, axis=0, overwrite_x=True) is device
+    np.testing.assert_allclose(to_host(device), ch.project_cai(y, 4.0, axis=0), rtol=1e-13)
+
+
+def test_out_that_overlaps(to_gpu, to_host):
+    y = np.random.default_rng(4).standard_normal((3, 20))
+    device = to_gpu(y)
+    ch.project_cai(device[:2], 4.0, out=device[1:])
+    np.testing.assert_allclose(to_host(device[1:]), ch.project_cai(y[:2], 4.0), rtol=1e-13)
+    np.testing.assert_array_equal(to_host(device)[0], y[0])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32", "uint8", "bool"])
+def test_other_dtypes(dtype, to_gpu, to_host):
+    y = (np.random.default_rng(5).standard_normal((2, 30)) * 5).astype(dtype)
+    x = to_host(ch.project_l1_ball(to_gpu(y), 3.0))
+    ref = ch.project_l1_ball(y, 3.0)
+    assert x.dtype == ref.dtype
+    np.testing.assert_allclose(x, ref, rtol=1e-3 if dtype == "float16" else 1e-13)
+
+
+def test_levels_on_the_device(to_gpu, to_host):
+    y = np.random.default_rng(6).standard_normal((3, 20))
+    levels = np.array([2.0, 4.0, 8.0])
+    for shape in ((3,), (3, 1)):
+        x = ch.project_cai(to_gpu(y), to_gpu(levels.reshape(shape)))
+        np.testing.assert_allclose(to_host(x), ch.project_cai(y, levels), rtol=1e-12)
+    with pytest.raises(ValueError, match="level"):
+        ch.project_cai(to_gpu(y), to_gpu(np.array([2.0, 0.5, np.nan])))
+    with pytest.raises(ValueError, match="level"):
+        ch.project_cai(to_gpu(y), to_gpu(np.ones(2)))
+    with pytest.raises(TypeError, match="level"):
+        ch.project_cai(y, to_gpu(levels))
+    with pytest.raises(TypeError, match="level"):
+        ch.project_cai(to_gpu(y), to_gpu(np.array([2, 4, 8])))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_not_finite(bad, to_gpu, to_host):
+    y = np.random.default_rng(7).standard_normal((3, 20))
+    y[1, 5] = bad
+    for project in (ch.project_cai, ch.project_l1_ball, ch.project_simplex):
+        with pytest.raises(ValueError, match="finite"):
+            project(to_gpu(y), 2.0)
+        x = to_host(project(to_gpu(y), 2.0, check_finite=False))
+        assert np.isnan(x[1]).all()
+        np.testing.assert_allclose(x[[0, 2]], project(y[[0, 2]], 2.0), rtol=1e-12)
+    device = to_gpu(y)
+    with pytest.raises(ValueError, match="finite"):
+        ch.project_cai(device, 2.0, out=device)
+    np.testing.assert_array_equal(to_host(device), y)
+
+
+def test_errors(to_gpu):
+    y = to_gpu(np.ones((2, 5)))
+    with pytest.raises(AxisError):
+        ch.project_cai(y, 2.0, axis=2)
+    with pytest.raises(ValueError, match="level"):
+        ch.project_cai(y, 0.5)
+    with pytest.raises(TypeError, match="out must lie on the GPU"):
+        ch.project_cai(y, 2.0, out=np.zeros((2, 5)))
+    with pytest.raises(ValueError, match="shape"):
+        ch.project_cai(y, 2.0, out=to_gpu(np.zeros((5, 2))))
+    with pytest.raises(ValueError, match="dtype"):
+        ch.project_cai(y, 2.0, out=to_gpu(np.zeros((2, 5), np.float32)))
+    with pytest.raises(ValueError, match="'newton'"):
+        ch.project_l1_ball(y, 2.0, method="condat")
+    with pytest.raises(ValueError, match="'cfp'"):
+        ch.project_hoyer(y, 0.5, method="alternating")
+    with pytest.raises(TypeError, match="complex"):
+        ch.project_cai(to_gpu(np.ones(3, complex)), 2.0)
+    with pytest.raises(TypeError, match="out must be a NumPy array"):
+        ch.project_cai(np.ones((2, 5)), 2.0, out=y)
+
+
+def test_empty(to_gpu, to_host):
+    for shape in ((0,), (0, 3), (3, 0)):
+        x, info = ch.project_l1_ball(to_gpu(np.zeros(shape)), full_output=True)
+        assert x.shape == shape
+        assert info.threshold.shape == shape[:-1]
+
+
+def test_the_same_bits(to_gpu, to_host):
+    y = to_gpu(make("laplace", 300).astype(np.float32))
+    first = to_host(ch.project_cai(y, 20.0))
+    for _ in range(3):
+        np.testing.assert_array_equal(to_host(ch.project_cai(y, 20.0)), first)

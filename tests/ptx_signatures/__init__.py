@@ -1,0 +1,1 @@
+"""The kernels and the types they are compiled for: a module for each family."""

@@ -1,0 +1,39 @@
+"""Norms of groups, and what the bilevel projection does to the groups."""
+
+from numba import types
+
+from conehoyer._cuda import bilevel, groups
+
+from .engine import BOOL, FLOAT, INT, array
+
+
+def signatures(t):
+    """Kernels with their argument types, for data of type t."""
+    vector, table = array(FLOAT, 1), array(FLOAT, 2)
+    integers, flags = array(INT, 1), array(types.int32, 1)
+    flat, matrices, rows = array(t, 1), array(t, 3), array(t, 2)
+    for data in {flat, vector}:
+        begin = INT, BOOL, vector, data
+        yield groups.fold_columns, (*begin, *[INT] * 7, vector)
+        yield groups.fold_blocks, (*begin, *[INT] * 7, vector)
+    begin = INT, BOOL, vector, flat
+    yield groups.fold_diagonals, (*begin, INT, INT, INT, vector)
+    yield groups.join_diagonals, (BOOL, vector, INT, INT, INT, vector)
+    yield groups.fold_listed, (*begin, integers, integers, INT, INT, vector)
+    yield groups.take_roots, (vector,)
+    yield bilevel.scale_bounds, (FLOAT, vector, FLOAT, FLOAT, INT, vector, vector)
+    yield (
+        bilevel.settle,
+        (INT, BOOL, BOOL, BOOL, *[vector] * 5, table, vector, vector),
+    )
+    yield bilevel.report_levels, (INT, INT, INT, BOOL, vector, vector, vector, table)
+    for labels in (flags, integers):
+        yield (
+            bilevel.treat,
+            (BOOL, BOOL, INT, INT, INT, labels, matrices, vector, flags, INT, INT, matrices),
+        )
+    yield bilevel.shrink, (BOOL, FLOAT, integers, vector, flags, rows, rows)
+    yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)
+    yield bilevel.put_back_by, (BOOL, integers, rows, flags, rows)
+    yield bilevel.count_nonzeros, (rows, integers)
+    yield bilevel.fill, (FLOAT, vector)

@@ -1,0 +1,39 @@
+"""The threshold engine, and what brings arrays in and out."""
+
+from numba import types
+
+from conehoyer._cuda import arrays, engine
+
+FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
+
+# Of a float32 kernel: the scalar search for τ, and adding up. What is done to each entry is done
+# in float32; a constant that promotes it to float64 shows here.
+FLOAT64_OPERATIONS = {"project_rows": 560, "project_long": 640, "_gather": 0, "_scatter": 0}
+
+
+def array(kind, ndim, layout="C"):
+    """An array's type."""
+    return types.Array(kind, ndim, layout)
+
+
+def signatures(t):
+    """Kernels with their argument types, for data of type t."""
+    vector = array(FLOAT, 1)
+    flags = array(types.int32, 1)
+    engine_types = (
+        INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT,
+        array(t, 2), array(t, 2), array(FLOAT, 2), flags,
+    )  # fmt: skip
+    yield engine.project_rows, (*engine_types, BOOL)
+    yield engine.project_long, (*engine_types, INT, array(FLOAT, 3))
+    yield engine.count_bad, (array(t, 2), flags)
+    for ndim in (1, 2, 3):
+        yield arrays._gather, (array(types.float16, ndim, "A"), array(t, 1))
+        yield arrays._scatter, (array(t, 1), array(types.float16, ndim, "A"))
+        yield arrays._gather, (array(t, ndim, "A"), array(t, 1))
+        yield arrays._scatter, (array(t, 1), array(t, ndim, "A"))
+    yield arrays._gather, (array(types.boolean, 1), array(types.float64, 1))
+    yield arrays._gather_bfloat16, (array(types.int16, 2, "A"), array(types.int32, 1))
+    yield arrays._scatter_bfloat16, (array(types.int32, 1), array(types.int16, 2, "A"))
+    yield arrays._column, (array(FLOAT, 2), INT, array(types.int64, 1))
+    yield arrays._column_differs, (array(FLOAT, 2), INT, FLOAT, array(types.boolean, 1))
