@@ -91,6 +91,27 @@ def set_sums(v, i, nu, s, q):
 
 
 @register_jitable
+def write_factor(tau, gap, var):
+    """What the gaps to τ are multiplied by: 1 + τ·S/Q."""
+    return 1.0 + tau * (gap / (var + gap * gap))
+
+
+@register_jitable
+def write_dust(gap):
+    """Gaps to τ up to this size are rounding."""
+    return 2.0**-48 * gap
+
+
+@register_jitable
+def level_of_ties(st, v, i):
+    """The CAI level of a vector of which at most the tied entries stay."""
+    if not v.filled[i]:
+        return 1.0
+    ratio = 1.0 + st.share * (math.sqrt(v.ties[i]) - 1.0)
+    return min(ratio * ratio, v.ties[i])
+
+
+@register_jitable
 def place_jump(v, i):
     """Find out whether the support of vector i is the tied entries; bound the rounding if not.
 

@@ -69,3 +69,20 @@ def test_kernels_compile(family, t, capability, monkeypatch, tmp_path):
             assert done.returncode == 0, done.stderr
         count += 1
     assert count
+
+
+def test_every_kernel_is_listed():
+    from numba import cuda
+
+    import conehoyer._cuda
+
+    kernels = set()
+    for module in pkgutil.iter_modules(conehoyer._cuda.__path__, "conehoyer._cuda."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type(cuda.jit(lambda: None))):
+                if not value.targetoptions.get("device"):
+                    kernels.add(value)
+    for family in FAMILIES:
+        module = importlib.import_module(f"ptx_signatures.{family}")
+        kernels.difference_update(kernel for kernel, _ in module.signatures(numba.float32))
+    assert not kernels

@@ -17,12 +17,12 @@ SPLIT = "0d41A0000002000000"  # 2^27 + 1, by which the CPU splits the factors
 def test_products_are_rounded_once(name, monkeypatch):
     from numba import cuda
     from numba.cuda import dispatcher
-    from ptx_signatures import l1inf
+    from ptx_signatures import gsp
 
     device = SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: device)
     (kernel, types), *_ = (
-        pair for pair in l1inf.signatures(numba.float64) if pair[0].py_func.__name__ == name
+        pair for pair in gsp.signatures(numba.float64) if pair[0].py_func.__name__ == name
     )
     ptx, _ = cuda.compile_ptx(kernel.py_func, types, cc=(9, 0))
     assert SPLIT not in ptx

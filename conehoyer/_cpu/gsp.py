@@ -237,10 +237,7 @@ def write(verdict, x, z, out, v, place, first, last):
         if nu <= 1.0:  # a whole vector at once: the first of its largest entries
             if begin > 0:
                 continue
-            k, b = 1.0, 1.0
-            if v.filled[i]:
-                ratio = 1.0 + verdict.share * (math.sqrt(v.ties[i]) - 1.0)
-                k, b = m.tied_profile(min(ratio * ratio, v.ties[i]))
+            k, b = m.tied_profile(search.level_of_ties(verdict, v, i))
             factor = m.tied_scale(m.CAI, k, b, v.top[i], 0.0)
             target = z[row] if scaled else out[row]
             passes.write_tied(z[row], True, v.top[i], k, b, factor, target)
@@ -248,10 +245,8 @@ def write(verdict, x, z, out, v, place, first, last):
         else:
             anchor = real(tau)
             offset = real((tau - np.float64(anchor)) + v.tau_low[i])
-            scale = 1.0 + tau * (gap / (var + gap * gap))
-            passes.write_soft(
-                source, True, anchor, offset, real(2.0**-48 * gap), real(scale), target
-            )
+            dust, factor = real(search.write_dust(gap)), real(search.write_factor(tau, gap, var))
+            passes.write_soft(source, True, anchor, offset, dust, factor, target)
         if scaled:
             target = out[row, begin:end]
             for j in range(target.size):

@@ -286,6 +286,26 @@ def pick(value, values, r):
     return value if value == value else values[r % values.size]
 
 
+# --- filling -------------------------------------------------------------------------------
+
+
+@kernel
+def _fill(value, values):
+    """Set all entries."""
+    i = cuda.grid(1)
+    while i < values.size:
+        values[i] = values.dtype.type(value)
+        i += cuda.gridsize(1)
+
+
+def fill(home, array, value):
+    """Set all entries of a contiguous array, of the caller's kind or a view."""
+    count = math.prod(tuple(array.shape))
+    if count:
+        size = np.dtype(home.dtype(array)).itemsize
+        launch_each(_fill, home, count, value, home.view(array, (count,), (size,)))
+
+
 # --- reports -------------------------------------------------------------------------------
 
 

@@ -10,11 +10,12 @@ from .. import _math as m
 from .._checks import choose
 from .._cpu.groups import BLOCKS, L1, L2, LABELS, LINF
 from .._groups import INNER
-from . import arrays, block, engine, groups, l1inf, levels
+from . import arrays, block, engine, groups, levels, partition
 from .arrays import Parameter, pick
 from .device import cuda, kernel, launch, launch_each, threads_for
 from .engine import TOLD
 from .groups import unit_of
+from .partition import group_of, place_in, where
 from .projections import OWN_NORM, complain, run_rows
 
 _HELD = 4  # entries of a thread, in registers
@@ -125,9 +126,7 @@ def treat(clip, strict, kind, height, width, labels, z, values, flags, piece, la
             for k in range(_HELD):
                 if i < last:
                     if kind != BLOCKS:
-                        g = r * number + l1inf.group_of(
-                            kind, height, width, rows, columns, labels, i, j
-                        )
+                        g = r * number + group_of(kind, height, width, rows, columns, labels, i, j)
                         value = real(values[g])
                     elif i >= edge:
                         while i >= edge:
@@ -168,23 +167,21 @@ def shrink(strict, tol, starts, radii, flags, values, out):
 
 @kernel
 def put_back(strict, kind, height, width, starts, values, flags, out):
-    """From the order of the groups to the matrices: the reverse of `l1inf.arrange`."""
-    batch, rows, columns = out.shape
-    size = rows * columns
+    """From the order of the groups to the matrices: the reverse of `partition.arrange`."""
+    _, rows, columns = out.shape
     e = cuda.grid(1)
     if keep_out(strict, flags):
-        e = batch * size
-    while e < batch * size:
-        r, inside = e // size, e % size
-        i, j = inside // columns, inside % columns
-        g = l1inf.group_of(kind, height, width, rows, columns, starts, i, j)
-        out[r, i, j] = values[r, starts[g] + l1inf.place_in(kind, height, width, columns, i, j)]
+        e = out.size
+    while e < out.size:
+        r, i, j = where(e, rows, columns)
+        g = group_of(kind, height, width, rows, columns, starts, i, j)
+        out[r, i, j] = values[r, starts[g] + place_in(kind, height, width, columns, i, j)]
         e += cuda.gridsize(1)
 
 
 @kernel
 def put_back_by(strict, order, values, flags, out):
-    """The reverse of `l1inf.arrange_by`."""
+    """The reverse of `partition.arrange_by`."""
     batch, size = out.shape
     e = cuda.grid(1)
     if keep_out(strict, flags):
@@ -216,17 +213,17 @@ def count_nonzeros(x, counts):
 class _Job:
     """Matrices on a GPU, their groups, and the launches."""
 
-    def __init__(self, x, partition, inner):
+    def __init__(self, x, given, inner):
         self.s = arrays.slices(x, None)
         if len(self.s.shape) < 2:
             raise ValueError(f"x must have at least two dimensions, got shape {self.s.shape}")
         self.inner = INNER[choose(inner, "inner", tuple(INNER))]
-        self.home, self.partition = self.s.home, partition
+        self.home, self.given = self.s.home, given
 
     def begin(self):
         """Look at the groups, on the device; find the matrices."""
         s = self.s
-        self.parts = l1inf._parse(self.partition, s, self.home)
+        self.parts = partition.parse(self.given, s, self.home)
         self.s = s = s._replace(batch=() if self.parts.whole else s.shape[:-2])
         columns = s.shape[-1]
         self.shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
@@ -237,7 +234,7 @@ class _Job:
         """Launch what finds the norms, and where labelled entries lie in order."""
         self.lists = None
         if self.parts.kind == LABELS:
-            self.lists = l1inf.sort_labels(self.home, self.parts.labels, self.parts.number)
+            self.lists = partition.lists_of(self.home, self.parts, *z.shape[1:])
         self.norms, self.tops = groups.norms(self.home, z, self.parts, self.inner, self.lists)
         self.scaled = self.tops is not None
 
@@ -286,7 +283,7 @@ class _Job:
         blocks = batch * -(-rows // piece) * -(-columns // lanes)
         launch(
             treat, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, self.inner == LINF,
-            strict, parts.kind, parts.height, parts.width, labels, z, u, self.flags, piece,
+            strict, *parts.regular, labels, z, u, self.flags, piece,
             lanes, out,
         )  # fmt: skip
 
@@ -294,39 +291,28 @@ class _Job:
         """Launch the projections of the groups onto l1 balls."""
         home, parts, (batch, rows, columns) = self.home, self.parts, self.shape
         size, number = rows * columns, parts.number
-        flat, goal = z.reshape(batch, size), out.reshape(batch, size)
-        if self.lists is None:
-            starts = home.view(home.empty((number + 1,), "int64"))
-            given = parts.kind, parts.height, parts.width
-            launch_each(l1inf.find_starts, home, number + 1, *given, rows, columns, starts)
-        else:
-            order, starts = self.lists
+        lists = self.lists or partition.lists_of(home, parts, rows, columns)
+        order, starts = lists
+        goal = out.reshape(batch, size)
+        values = shrunk = partition.in_order(home, parts, z, lists)
         own = parts.kind == BLOCKS and parts.width == columns  # they lie so
-        values = shrunk = None
         if own:
-            values, shrunk = flat, goal
-        else:
-            values = shrunk = home.view(home.empty((batch, size), z.dtype.name))
-        if self.lists is not None:
-            launch_each(l1inf.arrange_by, home, z.size, order, flat, values)
-        elif not own:
-            launch_each(l1inf.arrange, home, z.size, *given, z, starts, values)
+            shrunk = goal
         threads = threads_for(-(-size // number), 8)
         launch(
             shrink, home, min(batch * number, groups.MOST_BLOCKS), threads, strict, self.s.slack,
             starts, u, self.flags, values, shrunk, shared=8 * engine.ROOM * threads,
         )  # fmt: skip
-        if self.lists is not None:
+        if order is not None:
             launch_each(put_back_by, home, z.size, strict, order, values, self.flags, goal)
         elif not own:
-            launch_each(put_back, home, z.size, strict, *given, starts, values, self.flags, out)
+            regular = parts.regular
+            launch_each(put_back, home, z.size, strict, *regular, starts, values, self.flags, out)
 
 
-def project(
-    x, level, radius, partition, inner, feasible, out, overwrite_x, check_finite, full_output
-):
+def project(x, level, radius, given, inner, feasible, out, overwrite_x, check_finite, full_output):
     """Project all matrices."""
-    job = _Job(x, partition, inner)
+    job = _Job(x, given, inner)
     home = job.home
     with home.active():
         z = job.begin()
@@ -351,27 +337,24 @@ def project(
                 complain(home, job.flags, s.number, bound, name)
         elif full_output:
             for array in (report, bounds, nonzeros):
-                _clear(home, array)
+                arrays.fill(home, array, 0)
         result = arrays.deliver(home, goal, None, s.dtype)
         if not full_output:
             return result
         if z.size:
-            _clear(home, nonzeros)
+            arrays.fill(home, nonzeros, 0)
             rows = arrays.read(home, result, None, s.work, (s.number, z.size // s.number))
             threads = threads_for(z.size // s.number, 8)
             each = min(-(-rows.size // (8 * threads * s.number)), max((1 << 12) // s.number, 1))
             counts = home.view(nonzeros, (s.number,), (8,))
             launch(
-                count_nonzeros,
-                home,
-                s.number * each,
-                threads,
-                rows,
-                counts,
+                count_nonzeros, home, s.number * each, threads, rows, counts,
                 shared=8 * engine.ROOM * threads,
-            )
+            )  # fmt: skip
             radii = radii.reshape(s.number, parts.number)
-        return result, l1inf._info(s, parts, report, bounds, radii if z.size else None, nonzeros)
+        return result, partition.info_of(
+            s, parts, report, bounds, radii if z.size else None, nonzeros
+        )
 
 
 def _outer(level, radius, s):
@@ -381,15 +364,9 @@ def _outer(level, radius, s):
     return m.L1, arrays.per_slice(radius, "radius", s, 0.0, _MOST, "finite and >= 0")
 
 
-def _clear(home, array):
-    size = math.prod(tuple(array.shape))
-    if size:
-        launch_each(l1inf.clear, home, size, home.view(array, (size,), (8,)))
-
-
-def level_for_groups(x, n_groups, partition, inner):
+def level_for_groups(x, n_groups, given, inner):
     """The levels of all matrices, on the device."""
-    job = _Job(x, partition, inner)
+    job = _Job(x, given, inner)
     home = job.home
     with home.active():
         z = job.begin()
@@ -402,16 +379,6 @@ def level_for_groups(x, n_groups, partition, inner):
                 home, job.norms.reshape(s.number, number), counts, s.slack,
                 home.view(result, (s.number,), (8,)),
             )  # fmt: skip
-        elif s.number:
-            flat = home.view(result, (s.number,), (8,))
-            launch_each(fill, home, s.number, float(max(number, 1)), flat)
+        else:
+            arrays.fill(home, result, float(max(number, 1)))
         return result
-
-
-@kernel
-def fill(value, values):
-    """Set all to one value."""
-    i = cuda.grid(1)
-    while i < values.size:
-        values[i] = value
-        i += cuda.gridsize(1)

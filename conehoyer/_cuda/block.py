@@ -1,4 +1,4 @@
-"""Sums and maxima over the threads of a block, always in the same order."""
+"""Sums and maxima over the threads of a block, or of runs of them, always in the same order."""
 
 import numpy as np
 
@@ -6,39 +6,57 @@ from .device import cuda, function
 
 
 @function
-def sum_three(room, a, b, c):
-    """Sums over the block, the same for all threads; `room` holds three numbers a thread."""
+def sum_runs(room, lanes, a, b, c):
+    """Sums over each run of `lanes` threads, a power of two, the same for all of the run.
+
+    `room` holds three numbers a thread.
+    """
     t, count = cuda.threadIdx.x, cuda.blockDim.x
+    own = t % lanes
     cuda.syncthreads()  # somebody may still read the last ones
     room[t] = a
     room[count + t] = b
     room[2 * count + t] = c
     cuda.syncthreads()
-    half = count >> 1
+    half = lanes >> 1
     while half > 0:
-        if t < half:
+        if own < half:
             room[t] += room[t + half]
             room[count + t] += room[count + t + half]
             room[2 * count + t] += room[2 * count + t + half]
         cuda.syncthreads()
         half >>= 1
-    return room[0], room[count], room[2 * count]
+    first = t - own
+    return room[first], room[count + first], room[2 * count + first]
+
+
+@function
+def largest_of_runs(room, lanes, a):
+    """The maximum over each run of threads, the same for all of the run; no NaN comes in."""
+    t = cuda.threadIdx.x
+    own = t % lanes
+    cuda.syncthreads()
+    room[t] = a
+    cuda.syncthreads()
+    half = lanes >> 1
+    while half > 0:
+        if own < half:
+            room[t] = max(room[t], room[t + half])
+        cuda.syncthreads()
+        half >>= 1
+    return room[t - own]
+
+
+@function
+def sum_three(room, a, b, c):
+    """Sums over the block."""
+    return sum_runs(room, cuda.blockDim.x, a, b, c)
 
 
 @function
 def largest(room, a):
-    """Maximum over the block, the same for all threads; no NaN comes in."""
-    t = cuda.threadIdx.x
-    cuda.syncthreads()
-    room[t] = a
-    cuda.syncthreads()
-    half = cuda.blockDim.x >> 1
-    while half > 0:
-        if t < half:
-            room[t] = max(room[t], room[t + half])
-        cuda.syncthreads()
-        half >>= 1
-    return room[0]
+    """The maximum over the block."""
+    return largest_of_runs(room, cuda.blockDim.x, a)
 
 
 @function

@@ -146,8 +146,8 @@ class Home:
         return x.__cuda_array_interface__
 
     def empty(self, shape, dtype):
-        """Make an array of this kind."""
-        raise NotImplementedError
+        """Make an array of this kind: Numba's, where the library has none of its own."""
+        return cuda.device_array(shape, dtype, stream=self.stream)
 
     def upload(self, values):
         """Make a device array of a small host array."""
@@ -196,9 +196,6 @@ class _Numba(Home):
     def __init__(self, x):
         self.stream = x.stream
 
-    def empty(self, shape, dtype):
-        return cuda.device_array(shape, dtype, stream=self.stream)
-
 
 class _Foreign(Home):
     """An object of another library that offers only its memory: Numba's arrays come back."""
@@ -209,9 +206,6 @@ class _Foreign(Home):
 
     def dtype(self, x):
         return np.dtype(self.interface(x)["typestr"]).name
-
-    def empty(self, shape, dtype):
-        return cuda.device_array(shape, dtype, stream=self.stream)
 
 
 class _CuPy(Home):
@@ -245,6 +239,8 @@ class _Torch(Home):
         return str(x.dtype).removeprefix("torch.")
 
     def interface(self, x):
+        if not hasattr(x, "data_ptr"):  # a view
+            return super().interface(x)
         size = x.element_size()
         name = self.dtype(x)
         typestr = "<i2" if name == "bfloat16" else np.dtype(name).str

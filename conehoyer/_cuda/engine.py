@@ -400,11 +400,18 @@ def report(told, kind, p, shift, nonzeros, row):
 
 
 @function
-def usable(kind, p, low, high, told, flags):
+def first_of(grid):
+    """Whether this is the first thread of those that work on a row."""
+    return (cuda.threadIdx.x if grid is None else cuda.grid(1)) == 0
+
+
+@function
+def usable(p, low, high, told, flags, grid):
     """Whether the parameter is in range; a parameter on the GPU is first seen here."""
     good = low <= p <= high
-    if not good and cuda.threadIdx.x == 0:
+    if not good and first_of(grid):
         cuda.atomic.add(flags, BAD_PARAMETER, 1)
+    if not good and cuda.threadIdx.x == 0:
         conclude(told, m.NONFINITE, math.nan, math.nan, math.nan)
     return good
 
@@ -416,6 +423,16 @@ def raise_flags(told, flags):
         cuda.atomic.add(flags, NONFINITE, 1)
     elif told[0] == m.CAPPED:
         cuda.atomic.add(flags, CAPPED, 1)
+
+
+@function
+def finish(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn, row, flags):
+    """Write the result and the report."""
+    cuda.syncthreads()
+    nonzeros = write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
+    if first_of(grid):
+        raise_flags(told, flags)
+        report(told, kind, p, shift, nonzeros, row)
 
 
 @function
@@ -448,15 +465,12 @@ def project_rows(
         p = pick(p_one, p_each, r)
         cuda.syncthreads()
         shift, back, turn = 0, 0, 0
-        if usable(kind, p, low, high, told, flags):
+        if usable(p, low, high, told, flags, None):
             l2 = pick(l2_one, l2_each, r)
             p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None)
-            if cuda.threadIdx.x == 0:
-                raise_flags(told, flags)
-        cuda.syncthreads()
-        nonzeros = write(kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn)
-        if cuda.threadIdx.x == 0:
-            report(told, kind, p, shift, nonzeros, info[r])
+        finish(
+            kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn, info[r], flags
+        )
 
 
 @kernel
@@ -469,15 +483,12 @@ def project_long(
     told = cuda.shared.array(TOLD, float64)
     p = pick(p_one, p_each, r)
     shift, back, turn = 0, 0, 0
-    if usable(kind, p, low, high, told, flags):
+    if usable(p, low, high, told, flags, grid):
         l2 = pick(l2_one, l2_each, r)
         p, shift, back, turn = solve(kind, absolute, p, l2, tol, x[r], room, told, grid, parts)
-        if cuda.grid(1) == 0:
-            raise_flags(told, flags)
-    cuda.syncthreads()
-    nonzeros = write(kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn)
-    if cuda.grid(1) == 0:
-        report(told, kind, p, shift, nonzeros, info[r])
+    finish(
+        kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn, info[r], flags
+    )
 
 
 @kernel

@@ -302,18 +302,15 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
         copied = st.status == m.FEASIBLE or v.top[i] == 0.0 or v.beta[i] == 0.0
         if nu <= 1.0 and not copied and st.status != m.NONFINITE:
             if first == 0:  # a whole vector at once: the first of its largest entries
-                level = 1.0
-                if v.filled[i]:
-                    ratio = 1.0 + st.share * (math.sqrt(v.ties[i]) - 1.0)
-                    level = min(ratio * ratio, v.ties[i])
+                level = search.level_of_ties(st, v, i)
                 count = engine.write_tied(
                     m.CAI, True, level, v.top[i], 0.0, f, g, b, c, z[row], out[row], room
                 )
         else:
             anchor = real(tau)
             offset = real((tau - float64(anchor)) + v.tau_low[i])
-            dust = real(2.0**-48 * gap)
-            factor = real(1.0 + tau * (gap / (var + gap * gap))) if gap > 0.0 else zero
+            dust = real(search.write_dust(gap))
+            factor = real(search.write_factor(tau, gap, var)) if gap > 0.0 else zero
             for j in range(first + cuda.threadIdx.x, min(first + piece, n), cuda.blockDim.x):
                 value = z[row, j]
                 if st.status == m.NONFINITE:
@@ -325,15 +322,6 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
         count, _, _ = block.sum_three(room, count, 0.0, 0.0)
         if cuda.threadIdx.x == 0:
             cuda.atomic.add(nonzeros, i, int64(count))
-
-
-@kernel
-def clear(values):
-    """Set whole numbers to zero."""
-    i = cuda.grid(1)
-    while i < values.size:
-        values[i] = 0
-        i += cuda.gridsize(1)
 
 
 @kernel
@@ -382,7 +370,7 @@ def project(slices, x, several, sparseness, out, overwrite_x, check_finite, full
         verdict = None
         if total:
             counts = home.view(nonzeros, (total,), (8,))
-            launch_each(clear, home, total, counts)
+            arrays.fill(home, counts, 0)
             blocks, pieces = _blocks(home, slices, targets, table, whole)
             verdict = _search(home, blocks, table, whole, pieces, total, float(sparseness), told)
             if verdict[0] == m.NONFINITE and check_finite:

@@ -114,16 +114,12 @@ def project_rows(
         p = pick(p_one, p_each, r)
         cuda.syncthreads()
         shift, turn = 0, 0
-        if engine.usable(kind, p, low, high, told, flags):
+        if engine.usable(p, low, high, told, flags, None):
             shift, turn = _search(absolute, p, tol, z, room, told, None, None)
-            if cuda.threadIdx.x == 0:
-                engine.raise_flags(told, flags)
-        cuda.syncthreads()
-        nonzeros = engine.write(
-            kind, absolute, p, shift, -shift, z, out[r], room, told, None, None, turn
-        )
-        if cuda.threadIdx.x == 0:
-            engine.report(told, kind, p, shift, nonzeros, info[r])
+        engine.finish(
+            kind, absolute, p, shift, -shift, z, out[r], room, told, None, None, turn, info[r],
+            flags,
+        )  # fmt: skip
 
 
 @kernel
@@ -136,16 +132,12 @@ def project_long(
     told = cuda.shared.array(TOLD, float64)
     p = pick(p_one, p_each, r)
     shift, turn = 0, 0
-    if engine.usable(kind, p, low, high, told, flags):
+    if engine.usable(p, low, high, told, flags, grid):
         shift, turn = _search(absolute, p, tol, x[r], room, told, grid, parts)
-        if cuda.grid(1) == 0:
-            engine.raise_flags(told, flags)
-    cuda.syncthreads()
-    nonzeros = engine.write(
-        kind, absolute, p, shift, -shift, x[r], out[r], room, told, grid, parts, turn
-    )
-    if cuda.grid(1) == 0:
-        engine.report(told, kind, p, shift, nonzeros, info[r])
+    engine.finish(
+        kind, absolute, p, shift, -shift, x[r], out[r], room, told, grid, parts, turn, info[r],
+        flags,
+    )  # fmt: skip
 
 
 KERNELS = project_rows, project_long

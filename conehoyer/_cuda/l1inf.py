@@ -6,259 +6,32 @@ take the Newton steps on the groups' bounds, and all of them add up the tangents
 """
 
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba import float64, int64
 from numba.extending import register_jitable
 
-from .. import _dispatch, _groups
 from .. import _math as m
-from .._cpu.groups import BLOCKS, DIAGONALS, LABELS
-from . import arrays, block, engine
+from . import arrays, block, engine, groups, partition
 from .arrays import pick
 from .device import (
     SIMULATED,
     blocks_at_once,
     cuda,
     function,
-    home_of,
     kernel,
     launch,
-    launch_each,
     threads_for,
 )
+from .partition import group_of
 from .projections import complain
 
 _LARGE_FROM = 128 if SIMULATED else 1 << 17  # entries of a matrix that all blocks share
 _EACH = 32 if SIMULATED else 8  # entries of a thread
-_LEAST_CHUNK = 4 if SIMULATED else 64  # labels that a thread sorts by itself
-_MOST_CHUNKS = 16 if SIMULATED else 1 << 15
-_DIGIT = 4  # bits of a label sorted at once
 TOTALS, COUNTS, EXCESS, BOUNDS, TOPS = 0, 1, 2, 3, 4  # of the state of the groups
 
 
-# --- which entries form a group ------------------------------------------------------------
-
-
-@register_jitable
-def group_of(kind, height, width, rows, columns, labels, i, j):
-    """The group of the entry in row i and column j."""
-    if kind == BLOCKS:
-        return i // height * ((columns + width - 1) // width) + j // width
-    if kind == DIAGONALS:
-        return j - i + rows - 1
-    return labels[i * columns + j]
-
-
-@register_jitable
-def start_of(kind, height, width, rows, columns, g):
-    """How many entries lie in the groups before group g, which is no label."""
-    if kind == BLOCKS:
-        across = (columns + width - 1) // width
-        above = min(g // across * height, rows)
-        return above * columns + min(height, rows - above) * (g % across * width)
-    small, large = min(rows, columns), max(rows, columns)
-    if g <= small:
-        return g * (g + 1) // 2
-    if g <= large:
-        return small * (small + 1) // 2 + (g - small) * small
-    rest = rows + columns - 1 - g
-    return rows * columns - rest * (rest + 1) // 2
-
-
-@register_jitable
-def place_in(kind, height, width, columns, i, j):
-    """The place of an entry within its group, which is no label."""
-    if kind == DIAGONALS:
-        return min(i, j)
-    left = j // width * width
-    return i % height * min(width, columns - left) + (j - left)
-
-
-@kernel
-def find_starts(kind, height, width, rows, columns, starts):
-    """Where each group starts, and where the last one ends."""
-    g = cuda.grid(1)
-    while g < starts.size:
-        starts[g] = start_of(kind, height, width, rows, columns, g)
-        g += cuda.gridsize(1)
-
-
-@kernel
-def arrange(kind, height, width, z, starts, values):
-    """Bring the entries of each matrix into the order of their groups."""
-    batch, rows, columns = z.shape
-    size = rows * columns
-    e = cuda.grid(1)
-    while e < batch * size:
-        r, inside = e // size, e % size
-        i, j = inside // columns, inside % columns
-        g = group_of(kind, height, width, rows, columns, starts, i, j)
-        values[r, starts[g] + place_in(kind, height, width, columns, i, j)] = z[r, i, j]
-        e += cuda.gridsize(1)
-
-
-@kernel
-def arrange_by(order, z, values):
-    """Bring the entries of each matrix into this order."""
-    batch, size = z.shape
-    e = cuda.grid(1)
-    while e < batch * size:
-        r, k = e // size, e % size
-        values[r, k] = z[r, order[k]]
-        e += cuda.gridsize(1)
-
-
-# --- labels --------------------------------------------------------------------------------
-
-
-@kernel
-def label_range(labels, found):
-    """The largest label, and the least or 0."""
-    most, least = int64(-1), int64(0)
-    e = cuda.grid(1)
-    while e < labels.size:
-        most, least = max(most, labels[e]), min(least, labels[e])
-        e += cuda.gridsize(1)
-    cuda.atomic.max(found, 0, most)
-    cuda.atomic.min(found, 1, least)
-
-
-@kernel
-def begin_order(order):
-    """The entries as they lie."""
-    k = cuda.grid(1)
-    while k < order.size:
-        order[k] = k
-        k += cuda.gridsize(1)
-
-
-@kernel
-def count_digits(labels, order, shift, table):
-    """How often each digit occurs in each chunk; a thread for a chunk."""
-    chunks = table.shape[1]
-    chunk = (order.size + chunks - 1) // chunks
-    c = cuda.grid(1)
-    if c < chunks:
-        for d in range(table.shape[0]):
-            table[d, c] = 0
-        for k in range(c * chunk, min((c + 1) * chunk, order.size)):
-            table[(labels[order[k]] >> shift) % table.shape[0], c] += 1
-
-
-@kernel
-def count_before(flat):
-    """Replace each count by the sum of those before it; one block."""
-    room = cuda.shared.array(0, float64)
-    t, threads = cuda.threadIdx.x, cuda.blockDim.x
-    chunk = (flat.size + threads - 1) // threads
-    first, last = t * chunk, min((t + 1) * chunk, flat.size)
-    total = 0
-    for k in range(first, last):
-        total += flat[k]
-    room[t] = float64(total)
-    cuda.syncthreads()
-    before = 0
-    for u in range(t):
-        before += int64(room[u])
-    for k in range(first, last):
-        own = flat[k]
-        flat[k] = before
-        before += own
-
-
-@kernel
-def move_digits(labels, order, shift, table, moved):
-    """Sort by one digit, equal ones in the order that they had."""
-    chunks = table.shape[1]
-    chunk = (order.size + chunks - 1) // chunks
-    c = cuda.grid(1)
-    if c < chunks:
-        for k in range(c * chunk, min((c + 1) * chunk, order.size)):
-            d = (labels[order[k]] >> shift) % table.shape[0]
-            moved[table[d, c]] = order[k]
-            table[d, c] += 1
-
-
-@kernel
-def find_label_starts(labels, order, starts):
-    """The first place with label g or more, for each g."""
-    g = cuda.grid(1)
-    while g < starts.size:
-        low, high = 0, order.size
-        while low < high:
-            middle = (low + high) // 2
-            if labels[order[middle]] < g:
-                low = middle + 1
-            else:
-                high = middle
-        starts[g] = low
-        g += cuda.gridsize(1)
-
-
-def sort_labels(home, labels, number):
-    """The entries in the order of their labels, a stable sort, and where each label starts."""
-    size = labels.size
-    chunks = max(min(-(-size // _LEAST_CHUNK), _MOST_CHUNKS), 1)
-    table = home.view(home.empty((1 << _DIGIT, chunks), "int64"))
-    order, moved = (home.view(home.empty((size,), "int64")) for _ in range(2))
-    launch_each(begin_order, home, size, order)
-    threads = threads_for(chunks)
-    threads = min(threads, 64)
-    for shift in range(0, max(number - 1, 0).bit_length(), _DIGIT):
-        given = labels, order, shift, table
-        launch(count_digits, home, -(-chunks // threads), threads, *given)
-        wide = threads_for(table.size, _EACH)
-        launch(count_before, home, 1, wide, table.reshape(table.size), shared=8 * wide)
-        launch(move_digits, home, -(-chunks // threads), threads, *given, moved)
-        order, moved = moved, order
-    starts = home.view(home.empty((number + 1,), "int64"))
-    launch_each(find_label_starts, home, number + 1, labels, order, starts)
-    return order, starts
-
-
 # --- one matrix, by a team of threads: a block, or the grid --------------------------------
-
-
-@function
-def sum_runs(room, lanes, a, b):
-    """Sums over each run of `lanes` threads, a power of two, the same for all of the run."""
-    if lanes > 1:
-        t, count = cuda.threadIdx.x, cuda.blockDim.x
-        own = t % lanes
-        cuda.syncthreads()
-        room[t] = a
-        room[count + t] = b
-        cuda.syncthreads()
-        half = lanes >> 1
-        while half > 0:
-            if own < half:
-                room[t] += room[t + half]
-                room[count + t] += room[count + t + half]
-            cuda.syncthreads()
-            half >>= 1
-        a, b = room[t - own], room[count + t - own]
-    return a, b
-
-
-@function
-def largest_of_runs(room, lanes, a):
-    """The maximum over each run."""
-    if lanes > 1:
-        t = cuda.threadIdx.x
-        own = t % lanes
-        cuda.syncthreads()
-        room[t] = a
-        cuda.syncthreads()
-        half = lanes >> 1
-        while half > 0:
-            if own < half:
-                room[t] = max(room[t], room[t + half])
-            cuda.syncthreads()
-            half >>= 1
-        a = room[t - own]
-    return a
 
 
 @function
@@ -340,8 +113,8 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
         more, own, nu, s = 0.0, 0.0, 0.0, 0.0
         if j < count:
             more, own, nu, s = look(values, starts[j], starts[j + 1], lanes)
-        nu, s = sum_runs(room, lanes, nu, s)
-        own = largest_of_runs(room, lanes, own)
+        nu, s, _ = block.sum_runs(room, lanes, nu, s, 0.0)
+        own = block.largest_of_runs(room, lanes, own)
         bad, top = bad + more, max(top, own)
         if leader and j < count:
             begin_bound(state, j, nu, s)
@@ -360,7 +133,7 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
             nu, s = 0.0, 0.0
             if j < count:
                 nu, s = sums_above(values, starts[j], starts[j + 1], lanes, f, g, 0.0)
-            nu, s = sum_runs(room, lanes, nu, s)
+            nu, s, _ = block.sum_runs(room, lanes, nu, s, 0.0)
             if leader and j < count:
                 begin_bound(state, j, nu, s)
                 width += math.ldexp(state[TOPS, j], shift)
@@ -459,7 +232,7 @@ def advance_bound(values, starts, j, count, lanes, f, g, theta, state, room, nar
         above, excess = 0.0, 0.0
         if live:
             above, excess = sums_above(values, first, last, lanes, f, g, target)
-        above, excess = sum_runs(room, lanes, above, excess)
+        above, excess, _ = block.sum_runs(room, lanes, above, excess, 0.0)
         if live:
             u = target
             if above == 0.0:  # rounding: beyond the largest entry
@@ -564,105 +337,17 @@ def clip(kind, height, width, labels, z, radii, info, out, nonzeros):
         cuda.atomic.add(nonzeros, r, int64(count))
 
 
-@kernel
-def find_kept(radii, kept):
-    """Which groups were kept."""
-    i = cuda.grid(1)
-    while i < kept.size:
-        kept[i] = radii[i] > 0.0
-        i += cuda.gridsize(1)
-
-
-@kernel
-def find_mask(kind, height, width, labels, radii, mask):
-    """For each entry whether its group was kept."""
-    batch, rows, columns = mask.shape
-    size = rows * columns
-    e = cuda.grid(1)
-    while e < batch * size:
-        r, inside = e // size, e % size
-        i, j = inside // columns, inside % columns
-        mask[r, i, j] = radii[r, group_of(kind, height, width, rows, columns, labels, i, j)] > 0.0
-        e += cuda.gridsize(1)
-
-
-@kernel
-def clear(values):
-    """Set all to zero, or to False."""
-    i = cuda.grid(1)
-    while i < values.size:
-        values[i] = values.dtype.type(0)
-        i += cuda.gridsize(1)
-
-
 # --- launches ------------------------------------------------------------------------------
 
 
-class _Groups(NamedTuple):
-    """A partition of the entries of matrices on the device."""
-
-    kind: int
-    height: int
-    width: int
-    labels: Any  # of each entry, where groups have labels
-    shape: tuple[int, ...]  # of the groups, as the caller sees them
-    whole: bool  # labels of x's full shape: one projection of everything
-    lines: str  # "columns" or "rows" where the groups are these
-
-    @property
-    def number(self):
-        return math.prod(self.shape)
-
-
-def _parse(groups, s, home):
-    """Check the argument `groups`; labels are looked at, which waits for the device."""
-    if not _dispatch.on_device(groups):
-        block_shape = isinstance(groups, tuple) and len(groups) == 2 and not np.iterable(groups[0])
-        if not isinstance(groups, str) and not block_shape:
-            raise TypeError(
-                "groups: labels for an x on a GPU must be an array on that GPU, "
-                f"got {type(groups).__name__}"
-            )
-        matrices = _groups.Matrices(s.array, s.dtype, s.work, s.shape[:-2], False)
-        g = _groups.parse(groups, matrices)
-        return _Groups(g.kind, g.height, g.width, None, g.shape, False, g.lines)
-    other = home_of(groups)
-    if type(other) is not type(home) or other.device != home.device:
-        raise TypeError(
-            "groups: labels must be of x's library and on its device, got "
-            f"{type(groups).__module__}.{type(groups).__name__}"
-        )
-    dtype, shape = other.dtype(groups), tuple(groups.shape)
-    if not dtype.startswith(("int", "uint")):
-        raise TypeError(
-            "groups must be 'columns', 'rows', 'diagonals', a block shape or integer labels, "
-            f"got {type(groups).__name__} of dtype {dtype}"
-        )
-    if shape not in (s.shape[-2:], s.shape):
-        raise ValueError(f"groups: labels must have shape {s.shape[-2:]} or {s.shape}, got {shape}")
-    size = math.prod(shape)
-    labels, count = None, 0
-    if size:
-        labels = arrays.read(home, groups, None, "int64", (size,))
-        found = home.view(home.upload(np.array([-1, 0])))
-        launch_each(label_range, home, size, labels, found)
-        largest, least = (int(value) for value in home.fetch(found))
-        if least < 0:
-            raise ValueError(f"groups: labels must be >= 0, got {least}")
-        count = largest + 1
-    if count > max(8 * size, 1 << 16):
-        raise ValueError(f"groups: labels must be numbered from 0 on, got {count - 1}")
-    return _Groups(LABELS, 1, 1, labels, (count,), len(shape) > 2, "")
-
-
-def project(x, radius, groups, most, out, overwrite_x, check_finite, full_output):
+def project(x, radius, given, most, out, overwrite_x, check_finite, full_output):
     """Project all matrices; `most` rounds at most."""
     s = arrays.slices(x, None)
     if len(s.shape) < 2:
         raise ValueError(f"x must have at least two dimensions, got shape {s.shape}")
     home, columns = s.home, s.shape[-1]
     with home.active():
-        parts = _parse(groups, s, home)
+        parts = partition.parse(given, s, home)
         s = s._replace(batch=() if parts.whole else s.shape[:-2])
         radii = arrays.per_slice(radius, "radius", s, 0.0, np.finfo(float).max, "finite and >= 0")
         shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
@@ -677,7 +362,7 @@ def project(x, radius, groups, most, out, overwrite_x, check_finite, full_output
         if z.size:
             flat_bounds = home.view(bounds, (s.number, parts.number), _rows_of(parts.number))
             counts = home.view(nonzeros, (s.number,), (8,))
-            launch_each(clear, home, s.number, counts)
+            arrays.fill(home, nonzeros, 0)
             labels = counts if parts.labels is None else parts.labels
             _find_bounds(home, parts, z, radii, s.slack, most, flat_bounds, info, flags)
             if check_finite:  # before anything is overwritten
@@ -686,22 +371,16 @@ def project(x, radius, groups, most, out, overwrite_x, check_finite, full_output
             threads = threads_for(size, _EACH)
             each = min(-(-size // (_EACH * threads)), max((1 << 16) // s.number, 1))
             launch(
-                clip, home, s.number * each, threads, parts.kind, parts.height, parts.width, labels,
-                z, flat_bounds, info, goal.rows, counts, shared=8 * engine.ROOM * threads,
+                clip, home, s.number * each, threads, *parts.regular, labels, z, flat_bounds, info,
+                goal.rows, counts, shared=8 * engine.ROOM * threads,
             )  # fmt: skip
         elif full_output:
             for array in (report, bounds, nonzeros):
-                _clear(home, array, 8)
+                arrays.fill(home, array, 0)
         result = arrays.deliver(home, goal, None, s.dtype)
         if not full_output:
             return result
-        return result, _info(s, parts, report, bounds, flat_bounds, nonzeros)
-
-
-def _clear(home, array, itemsize):
-    size = math.prod(tuple(array.shape))
-    if size:
-        launch_each(clear, home, size, home.view(array, (size,), (itemsize,)))
+        return result, partition.info_of(s, parts, report, bounds, flat_bounds, nonzeros)
 
 
 def _rows_of(number):
@@ -712,23 +391,11 @@ def _find_bounds(home, parts, z, radii, slack, most, bounds, info, flags):
     """Bring the entries into the groups' order, and launch the search for the bounds."""
     batch, rows, columns = z.shape
     size, number = rows * columns, parts.number
-    if parts.kind == LABELS:
-        order, starts = sort_labels(home, parts.labels, number)
-    else:
-        starts = home.view(home.empty((number + 1,), "int64"))
-        given = parts.kind, parts.height, parts.width
-        launch_each(find_starts, home, number + 1, *given, rows, columns, starts)
-    if parts.kind == BLOCKS and parts.width == columns:  # they lie so
-        values = z.reshape(batch, size)
-    else:
-        values = home.view(home.empty((batch, size), z.dtype.name))
-        if parts.kind == LABELS:
-            launch_each(arrange_by, home, z.size, order, z.reshape(batch, size), values)
-        else:
-            launch_each(arrange, home, z.size, *given, z, starts, values)
+    lists = partition.lists_of(home, parts, rows, columns)
+    values, starts = partition.in_order(home, parts, z, lists), lists[1]
     mean = -(-size // number)  # entries of a group
     threads = threads_for(size, _EACH)
-    lanes = max(min(_power(mean / 2), 32), _power(mean / 8))
+    lanes = max(min(groups.power(mean / 2), 32), groups.power(mean / 8))
     lanes = min(lanes, threads)
     shared = 8 * engine.ROOM * threads
     together = size >= _LARGE_FROM and batch < 64
@@ -746,47 +413,3 @@ def _find_bounds(home, parts, z, radii, slack, most, bounds, info, flags):
     blocks = max(min(at_once, 2048, wanted), 1)
     for r in range(batch):
         launch(project_large, home, blocks, threads, *given, r, room, shared=shared)
-
-
-def _power(count):
-    """The least power of two that is not below the count."""
-    return 1 << max(math.ceil(count) - 1, 0).bit_length()
-
-
-def _info(s, parts, report, bounds, flat_bounds, nonzeros):
-    """The report, on the device."""
-    from ..bilevel import BilevelInfo
-
-    home = s.home
-    kept = home.empty(tuple(bounds.shape), "bool")
-    shape = s.shape
-    if parts.lines:
-        shape = (*s.batch, 1, s.shape[-1]) if parts.lines == "columns" else (*s.shape[:-1], 1)
-    mask = home.empty(shape, "bool")
-
-    def column(k, dtype="float64"):
-        return arrays.column(home, report, k, s.batch, dtype)
-
-    if flat_bounds is None:
-        _clear(home, kept, 1)
-        _clear(home, mask, 1)
-    else:
-        size = flat_bounds.size
-        each = flat_bounds.reshape(size)
-        launch_each(find_kept, home, size, each, home.view(kept, (size,), (1,)))
-        if parts.lines:
-            launch_each(find_kept, home, size, each, home.view(mask, (size,), (1,)))
-        else:
-            wide = (s.number, math.prod(shape) // s.shape[-1] // s.number, s.shape[-1])
-            labels = parts.labels
-            if labels is None:
-                labels = home.view(nonzeros, (s.number,), (8,))
-            launch_each(
-                find_mask, home, math.prod(shape), parts.kind, parts.height, parts.width, labels,
-                flat_bounds, home.view(mask, wide, (wide[1] * wide[2], wide[2], 1)),
-            )  # fmt: skip
-    return BilevelInfo(
-        bounds, kept, mask, column(engine.THRESHOLD), column(engine.LEVEL), nonzeros,
-        column(engine.PASSES, "int64"),
-        arrays.column(home, report, engine.STATUS, s.batch, "bool", m.CAPPED),
-    )  # fmt: skip

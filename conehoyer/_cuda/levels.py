@@ -120,18 +120,6 @@ def choose_digits(k_one, k_each, first, n, ranks, edges, histogram):
 
 
 @kernel
-def clear(ranks, edges, histogram):
-    """Begin the search."""
-    i = cuda.grid(1)
-    while i < histogram.size:
-        histogram[i // _DIGITS, i % _DIGITS] = 0
-        if i < edges.size:
-            ranks[i] = 0
-            edges[i] = 0
-        i += cuda.gridsize(1)
-
-
-@kernel
 def first_levels(k_one, k_each, n, edges, levels, trials, margins):
     """From the scores of what exceeds the edges, in `levels`, to the levels to begin with."""
     r = cuda.grid(1)
@@ -181,7 +169,8 @@ def _find_edges(home, z, k, edges):
         return
     ranks = home.view(home.empty((count,), "int64"))
     histogram = home.view(home.empty((count, _DIGITS), "int64"))
-    launch_each(clear, home, count * _DIGITS, ranks, edges, histogram)
+    for array in (ranks, edges, histogram):
+        arrays.fill(home, array, 0)
     for shift in range(highest, -1, -_BITS):
         launch(
             count_parts, home, count * split, threads, bits, mask, shift, split, edges, histogram
@@ -227,7 +216,7 @@ def run_rows(home, z, counts, tol, levels):
             home, m.CAI, True, trial, projections.OWN_NORM, tol, z, scratch, info, flags
         )
         launch_each(lower_levels, home, count, *k, n, info, levels, trials, margins, flags)
-        seen = flags.copy_to_host()
+        seen = home.fetch(flags)
         if seen[engine.NONFINITE]:
             raise ValueError("x must be finite, got NaN or inf")
         if not seen[_PENDING]:

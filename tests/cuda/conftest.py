@@ -4,6 +4,7 @@ They want a process of their own: ``NUMBA_ENABLE_CUDASIM=1 python -m pytest test
 ``CONEHOYER_TEST_CUDA=1 python -m pytest tests/cuda`` where there is a GPU.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -16,12 +17,14 @@ WANTED = SIMULATED or os.environ.get("CONEHOYER_TEST_CUDA", "0") == "1"
 
 
 def mend_simulator():
-    """Switch threads often, and make shared arrays without a race.
+    """Switch threads often, and mend two races.
 
     The simulator's main thread polls the others: it is seven times as fast as with the usual
-    5 ms. It also lets two threads that come at once make the same shared array twice.
+    5 ms. It also lets two threads that come at once make the same shared array twice, and it
+    takes what stands for ``cuda`` away from a module whose functions some threads still run.
     """
-    from numba import types
+    from numba import cuda, types
+    from numba.cuda.simulator import kernel
     from numba.cuda.simulator.kernelapi import FakeCUDAShared
     from numba.np.numpy_support import as_dtype
 
@@ -40,6 +43,27 @@ def mend_simulator():
             return self._allocations[key]
 
     FakeCUDAShared.array = array
+    users: dict[int, int] = {}  # of the names of a module: how many calls are under way
+
+    @contextlib.contextmanager
+    def swapped(function, stand_in):
+        names = function.__globals__
+        with lock:
+            users[id(names)] = users.get(id(names), 0) + 1
+            swap(names, cuda, stand_in)
+        try:
+            yield
+        finally:
+            with lock:
+                users[id(names)] -= 1
+                if users[id(names)] == 0:
+                    swap(names, stand_in, cuda)
+
+    def swap(names, old, new):
+        for name in [name for name, value in names.items() if value is old]:
+            names[name] = new
+
+    kernel.swapped_cuda_module = swapped
 
 
 if SIMULATED:

@@ -116,14 +116,14 @@ def test_labels_of_a_batch(to_gpu, to_host):
 
 
 def test_sorting_keeps_the_order(to_gpu):
-    from conehoyer._cuda import l1inf
+    from conehoyer._cuda import partition
     from conehoyer._cuda.device import home_of
 
     for size, number in ((1, 1), (3, 2), (70, 300), (100, 5)):
         labels = np.random.default_rng(size).integers(0, number, size)
         labels[-1] = number - 1
         device = to_gpu(labels)
-        order, starts = l1inf.sort_labels(home_of(device), device, number)
+        order, starts = partition.sort_labels(home_of(device), device, number)
         np.testing.assert_array_equal(order.copy_to_host(), np.argsort(labels, kind="stable"))
         np.testing.assert_array_equal(
             starts.copy_to_host(), np.searchsorted(np.sort(labels), np.arange(number + 1))

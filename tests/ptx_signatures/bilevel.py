@@ -36,4 +36,3 @@ def signatures(t):
     yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)
     yield bilevel.put_back_by, (BOOL, integers, rows, flags, rows)
     yield bilevel.count_nonzeros, (rows, integers)
-    yield bilevel.fill, (FLOAT, vector)

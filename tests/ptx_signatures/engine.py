@@ -35,5 +35,8 @@ def signatures(t):
     yield arrays._gather, (array(types.boolean, 1), array(types.float64, 1))
     yield arrays._gather_bfloat16, (array(types.int16, 2, "A"), array(types.int32, 1))
     yield arrays._scatter_bfloat16, (array(types.int32, 1), array(types.int16, 2, "A"))
+    for kind, value in ((types.boolean,) * 2, (INT, INT), (FLOAT, INT), (FLOAT, FLOAT)):
+        yield arrays._fill, (value, array(kind, 1))
+    yield arrays._fill, (INT, flags)
     yield arrays._column, (array(FLOAT, 2), INT, array(types.int64, 1))
     yield arrays._column_differs, (array(FLOAT, 2), INT, FLOAT, array(types.boolean, 1))

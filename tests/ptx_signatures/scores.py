@@ -4,12 +4,7 @@ from numba import types
 
 from conehoyer._cuda import iterative, levels, scores
 
-FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
-
-
-def array(kind, ndim):
-    """An array's type."""
-    return types.Array(kind, ndim, "C")
+from .engine import BOOL, FLOAT, INT, array
 
 
 def signatures(t):
@@ -25,7 +20,6 @@ def signatures(t):
     yield levels.count_parts, (array(bits, 2), INT, INT, INT, array(bits, 1), histogram)
     ranks = array(INT, 1)
     yield levels.choose_digits, (*k, BOOL, INT, ranks, array(bits, 1), histogram)
-    yield levels.clear, (ranks, array(bits, 1), histogram)
     yield levels.first_levels, (*k, INT, edges, vector, vector, vector)
     yield levels.lower_levels, (*k, INT, table, vector, vector, vector, flags)
     given = (INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT, data, data, table, flags)
