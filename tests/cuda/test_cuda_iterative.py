@@ -74,6 +74,9 @@ def test_feasible_bit_for_bit(to_gpu, to_host):
         got, info = iterative(to_gpu(x), level, full_output=True)
         np.testing.assert_array_equal(to_host(got), x)
         assert to_host(info.threshold) == 0
+    tiny = np.array([1.0, -0.0, 1e-30, -0.5])  # no tiny entry lost, no sign of a zero
+    got = to_host(iterative(to_gpu(tiny), 3.0))
+    assert got.tobytes() == tiny.tobytes()
     once = iterative(to_gpu(y), 4.0)
     np.testing.assert_array_equal(to_host(iterative(once, 4.0)), to_host(once))
     np.testing.assert_array_equal(to_host(iterative(to_gpu(-np.ones(3)), 2.0, nonneg=True)), 0)
