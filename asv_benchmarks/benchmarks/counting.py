@@ -421,13 +421,22 @@ def bilevel_columns(x, level):
 def least_times(call, reference, seconds=0.1):
     """The least processor time of two calls, in turn: once the first, five times the second.
 
-    Of the calling thread: other programs hardly matter, other threads are not seen.
+    Of the calling thread: other programs hardly matter, other threads are not seen.  The clock
+    may stand still over a microsecond, so calls are timed by the tenth of a millisecond.
     """
-    times = [], []
+
+    def spend(repeated, count):
+        start = thread_time()
+        for _ in range(count):
+            repeated()
+        return thread_time() - start
+
+    calls, counts, times = (call, reference), [1, 1], ([], [])
+    for k in range(2):
+        while spend(calls[k], counts[k]) < 1e-4:
+            counts[k] *= 2
     while sum(times[0]) < seconds:
-        for some, repeated, count in zip(times, (call, reference), (1, 5), strict=True):
-            for _ in range(count):
-                start = thread_time()
-                repeated()
-                some.append(thread_time() - start)
-    return tuple(min(some) for some in times)
+        for k, turns in enumerate((1, 5)):
+            times[k].extend(spend(calls[k], counts[k]) for _ in range(turns))
+    least = (min(time for time in some if time > 0.0) for some in times)
+    return tuple(time / count for time, count in zip(least, counts, strict=True))
