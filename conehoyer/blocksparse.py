@@ -1,0 +1,913 @@
+"""Block-sparse matrices: kept as their nonzero blocks, multiplied by kernels for the block shape.
+
+Examples
+--------
+>>> import numpy as np
+>>> from conehoyer import blocksparse
+>>> rng = np.random.default_rng(0)
+>>> w = blocksparse.prune(rng.standard_normal((64, 48)), (16, 1), 0.25)
+>>> bs = blocksparse.compress(w, (16, 1))
+>>> bs
+<BlockSparse: 64 x 48, float64, 48 of 192 blocks of (16, 1)>
+>>> x = rng.standard_normal((48, 10))
+>>> np.allclose(bs @ x, w @ x)
+True
+"""
+
+import functools
+import math
+import numbers
+import operator
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._checks import as_array
+from ._cpu import blocksparse as kernels
+from ._cpu import tiles
+from ._threads import resolve_workers, run_split
+
+__all__ = [
+    "BlockPattern",
+    "BlockSparse",
+    "ShapeCost",
+    "best_block_shape",
+    "compress",
+    "from_scipy",
+    "load",
+    "prune",
+]
+
+_PARALLEL_FROM = 1 << 19  # multiplications below which one thread is faster
+_PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
+_KINDS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def _block_shape(block_shape) -> tuple[int, int]:
+    try:
+        height, width = (operator.index(side) for side in block_shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"block_shape must be two integers, got {block_shape!r}") from None
+    if height < 1 or width < 1:
+        raise ValueError(f"the sides of block_shape must be >= 1, got {block_shape!r}")
+    return height, width
+
+
+def _matrix(w, name="w") -> np.ndarray:
+    """Check for a matrix of real numbers; float32 and float64 are kept."""
+    w = as_array(w, name)
+    if w.ndim != 2:
+        raise ValueError(f"{name} must be a matrix, got shape {w.shape}")
+    return w.astype(_work_dtype(w.dtype, name), copy=False)
+
+
+def _work_dtype(dtype, name) -> np.dtype:
+    if dtype.kind == "f" and dtype.itemsize <= 4:
+        return _KINDS[0]
+    if dtype.kind in "fiub":
+        return _KINDS[1]
+    raise TypeError(f"{name} must have a real floating, integer or boolean dtype, got {dtype}")
+
+
+class BlockPattern:
+    """Which blocks of a matrix are kept.
+
+    Parameters
+    ----------
+    kept : array_like of bool, shape (R, C)
+        For each block whether it is kept.  `project_bilevel` gives it as ``info.kept``, for
+        ``groups=block_shape``.
+    block_shape : tuple of int
+        Height and width of a block.
+    shape : tuple of int, optional
+        Shape of the matrix; by default all blocks are whole.  Blocks at its right and lower
+        edge may be smaller.
+
+    See Also
+    --------
+    compress : The nonzero blocks of a matrix, with their values.
+    BlockSparse.pattern : The pattern of such a matrix.
+
+    Examples
+    --------
+    A causal attention mask of blocks of 2 × 2:
+
+    >>> import numpy as np
+    >>> from conehoyer.blocksparse import BlockPattern
+    >>> pattern = BlockPattern(np.tri(3, dtype=bool), (2, 2))
+    >>> pattern
+    <BlockPattern: 6 x 6, 6 of 9 blocks of (2, 2)>
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 6, 4))
+    >>> weights = pattern.sample(q, k).softmax()
+    >>> np.allclose(weights.to_dense().sum(axis=1), 1)
+    True
+    >>> np.allclose(pattern.attention(q, k, v), pattern.sample(q, k, scale=0.5).softmax() @ v)
+    True
+    """
+
+    def __init__(self, kept, block_shape, shape=None):
+        self.block_shape = height, width = _block_shape(block_shape)
+        kept = np.asarray(kept, dtype=bool)
+        if kept.ndim != 2:
+            raise ValueError(f"kept must be a matrix, got shape {kept.shape}")
+        if shape is None:
+            shape = kept.shape[0] * height, kept.shape[1] * width
+        self.shape = tuple(operator.index(side) for side in shape)
+        grid = -(-self.shape[0] // height), -(-self.shape[1] // width)
+        if kept.shape != grid:
+            raise ValueError(
+                f"kept must have shape {grid} for a matrix of shape {self.shape} in blocks of "
+                f"{self.block_shape}, got {kept.shape}"
+            )
+        rows, self.indices = (place.astype(np.intp) for place in np.nonzero(kept))
+        self.indptr = np.searchsorted(rows, np.arange(grid[0] + 1))
+
+    @classmethod
+    def _of(cls, shape, block_shape, indptr, indices):
+        self = object.__new__(cls)
+        self.shape, self.block_shape = shape, block_shape
+        self.indptr, self.indices = indptr, indices
+        return self
+
+    def __repr__(self):
+        return f"<{type(self).__name__}: {self._describe()}>"
+
+    def _describe(self, kind=""):
+        grid = math.prod(self.grid)
+        return "{} x {}, {}{} of {} blocks of {}".format(
+            *self.shape, kind, self.n_blocks, grid, self.block_shape
+        )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many rows and columns of blocks there are."""
+        (m, n), (height, width) = self.shape, self.block_shape
+        return -(-m // height), -(-n // width)
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks are kept."""
+        return self.indices.size
+
+    @property
+    def kept(self) -> np.ndarray:
+        """For each block whether it is kept: a boolean matrix."""
+        kept = np.zeros(self.grid, bool)
+        kept[self._rows, self.indices] = True
+        return kept
+
+    @property
+    def _rows(self) -> np.ndarray:
+        """Row of blocks of each block."""
+        return np.repeat(np.arange(self.indptr.size - 1), np.diff(self.indptr))
+
+    @functools.cached_property
+    def _edges(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def _shares(self, workers) -> np.ndarray:
+        """Rows of blocks at which the workers' shares begin, of about the same number of blocks."""
+        if workers not in self._edges:
+            work = self.indptr + np.arange(self.indptr.size)
+            goals = work[-1] * np.arange(1, workers) / workers
+            edges = np.searchsorted(work, goals)
+            self._edges[workers] = np.concatenate(([0], edges, [self.indptr.size - 1]))
+        return self._edges[workers]
+
+    def sample(self, q, k, *, scale=1.0, workers=None) -> "BlockSparse":
+        """Compute the kept blocks of ``scale * q @ k.T``.
+
+        Parameters
+        ----------
+        q : array_like, shape (M, D)
+            Queries, one a row.
+        k : array_like, shape (N, D)
+            Keys.
+        scale : float, default: 1.0
+            Factor of the products.
+        workers : int, optional
+            Number of threads, see `set_workers`.
+
+        Returns
+        -------
+        BlockSparse of shape (M, N)
+            The products; in the precision of float32 if both arrays are of that kind.
+        """
+        q, k = _matrix(q, "q"), _matrix(k, "k")
+        (m, n), (height, width) = self.shape, self.block_shape
+        if q.shape[0] != m or k.shape[0] != n or q.shape[1] != k.shape[1]:
+            raise ValueError(
+                f"q and k must have shapes ({m}, D) and ({n}, D), got {q.shape} and {k.shape}"
+            )
+        dtype = np.result_type(q, k)
+        layout, order = _layout(self, panels=False)
+        deep = 2 if layout.tall > tiles.lanes_of(dtype) else 1
+        wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
+        # Zeros beyond the edges, as far as tiles may reach.
+        queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
+        np.multiply(q.T, dtype.type(scale), out=queries[:, :m])
+        keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
+        keys[:n] = k
+        values = _room(layout, dtype, self.n_blocks)
+        given = (0,) * count, (0,) * deep, queries, keys, layout, self._rows[order], values
+
+        def task(first, last):
+            kernels.sample(*given, first, last)
+
+        work = self.n_blocks * height * width * q.shape[1]
+        run_split(task, self.n_blocks, _threads(workers, work))
+        return BlockSparse(self, values, layout, order)
+
+    def attention(self, q, k, v, *, scale=None, workers=None) -> np.ndarray:
+        """Attention of which only the kept blocks are computed.
+
+        Parameters
+        ----------
+        q : array_like, shape (..., M, D)
+            Queries.
+        k : array_like, shape (..., N, D)
+            Keys.
+        v : array_like, shape (..., N, E)
+            Values.
+        scale : float, optional
+            Factor of the products q·kᵀ; by default 1/√D.
+        workers : int, optional
+            Number of threads, see `set_workers`.
+
+        Returns
+        -------
+        ndarray of shape (..., M, E)
+            ``softmax(scale * q @ k.T) @ v``, where entries outside the pattern count as −∞.  A
+            row without a kept block is zero.
+        """
+        q, k, v = (as_array(each, name) for each, name in ((q, "q"), (k, "k"), (v, "v")))
+        if min(q.ndim, k.ndim, v.ndim) < 2:
+            raise ValueError(f"q, k and v must be matrices, got {q.ndim}, {k.ndim}, {v.ndim} axes")
+        batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        q, k, v = (np.broadcast_to(each, batch + each.shape[-2:]) for each in (q, k, v))
+        if scale is None:
+            scale = 1.0 / math.sqrt(max(q.shape[-1], 1))
+        dtype = np.result_type(*(_work_dtype(each.dtype, "q, k, v") for each in (q, k, v)))
+        out = np.empty((*batch, self.shape[0], v.shape[-1]), dtype)
+        for place in np.ndindex(batch):
+            weights = self.sample(q[place], k[place], scale=scale, workers=workers)
+            weights.softmax(workers=workers).matmul(v[place], out=out[place], workers=workers)
+        return out
+
+
+class BlockSparse:
+    """A matrix of which only the nonzero blocks are kept.
+
+    Made by `compress`, `from_scipy`, `load` or `BlockPattern.sample`.  ``bs @ x`` and ``x @ bs``
+    are products with dense arrays, by kernels that are compiled for the shape of the blocks.
+
+    See Also
+    --------
+    compress : Make one from a dense matrix.
+    prune : Set all but some blocks of a dense matrix to zero.
+    best_block_shape : Find the fastest shape of the blocks for a matrix.
+
+    Notes
+    -----
+    A tile of the result is kept in vector registers while the blocks of its rows go by; zeros
+    cost nothing.  Every entry is added up in the order of the columns, with one rounding a term,
+    so the result is the same for any number of workers.  Fastest are blocks whose height is a
+    multiple of 8, and dense operands whose rows are contiguous; or for blocks at least as high
+    as a register (16 float32 with AVX-512), operands whose columns are contiguous, as a batch of
+    activations has them: ``(bs @ x.T).T`` copies nothing.  Other layouts are copied.
+
+    For N dense columns the work is 2·N operations an entry of the blocks kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer import blocksparse
+    >>> w = np.zeros((4, 6))
+    >>> w[:2, 3] = 1.0, 2.0
+    >>> bs = blocksparse.compress(w, (2, 1))
+    >>> bs @ np.arange(6.0)
+    array([3., 6., 0., 0.])
+    >>> np.ones((1, 4)) @ bs
+    array([[0., 0., 0., 3., 0., 0.]])
+    >>> bs.T.shape, bs.n_blocks, bs.density
+    ((6, 4), 1, 0.08333333333333333)
+    """
+
+    __array_ufunc__ = None  # so that ndarray @ bs comes here
+
+    def __init__(self, pattern, values, layout, order):
+        self.pattern = pattern
+        self._values, self._layout, self._order = values, layout, order
+
+    @classmethod
+    def _from_blocks(cls, pattern, blocks):
+        """From blocks of shape (number, height, width), sorted by row and column."""
+        layout, order = _layout(pattern)
+        values = _room(layout, blocks.dtype, pattern.n_blocks)
+        held = _view(values, layout, pattern.n_blocks)
+        held[:, :, : layout.height] = blocks[order].transpose(0, 2, 1)
+        return cls(pattern, values, layout, order)
+
+    def __repr__(self):
+        return f"<BlockSparse: {self._text()}>"
+
+    def _text(self):
+        head, tail = self.pattern._describe().split(", ", 1)
+        return f"{head}, {self.dtype}, {tail}"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix."""
+        return self.pattern.shape
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Height and width of a block."""
+        return self.pattern.block_shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64."""
+        return self._values.dtype
+
+    @property
+    def n_blocks(self) -> int:
+        """How many blocks are kept."""
+        return self.pattern.n_blocks
+
+    @property
+    def density(self) -> float:
+        """The part of all blocks that is kept."""
+        return self.n_blocks / max(math.prod(self.pattern.grid), 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values and of the places of the blocks."""
+        places = self._layout.indices, self._layout.runs, self._layout.first, self._order
+        return self._values.nbytes + sum(place.nbytes for place in places)
+
+    def blocks(self) -> np.ndarray:
+        """Copy the blocks: shape (number, height, width), sorted by row and column."""
+        height, width = self.block_shape
+        blocks = np.empty((self.n_blocks, height, width), self.dtype)
+        held = _view(self._values, self._layout, self.n_blocks)
+        blocks[self._order] = held[:, :, :height].transpose(0, 2, 1)
+        return blocks
+
+    def to_dense(self) -> np.ndarray:
+        """Make the matrix with its zeros."""
+        (rows, columns), (height, width) = self.pattern.grid, self.block_shape
+        dense = np.zeros((rows, columns, height, width), self.dtype)
+        dense[self.pattern._rows, self.pattern.indices] = self.blocks()
+        dense = dense.transpose(0, 2, 1, 3).reshape(rows * height, columns * width)
+        return np.ascontiguousarray(dense[: self.shape[0], : self.shape[1]])
+
+    def to_scipy(self) -> Any:
+        """Make a `scipy.sparse.bsr_array`; blocks must divide the shape."""
+        from scipy import sparse
+
+        if any(side % part for side, part in zip(self.shape, self.block_shape, strict=True)):
+            raise ValueError(
+                f"scipy's BSR needs blocks that divide the shape, got {self.block_shape} and "
+                f"{self.shape}"
+            )
+        places = self.pattern.indices.copy(), self.pattern.indptr.copy()
+        return sparse.bsr_array((self.blocks(), *places), shape=self.shape)
+
+    def save(self, file) -> None:
+        """Write an ``.npz`` file, which `load` reads.
+
+        Parameters
+        ----------
+        file : str, path or file object
+            Where to.
+        """
+        np.savez(
+            file, blocks=self.blocks(), indices=self.pattern.indices, indptr=self.pattern.indptr,
+            shape=self.shape, block_shape=self.block_shape,
+        )  # fmt: skip
+
+    def astype(self, dtype) -> "BlockSparse":
+        """Copy with values of another precision, float32 or float64."""
+        dtype = np.dtype(dtype)
+        if dtype not in _KINDS:
+            raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+        return self._from_blocks(self.pattern, self.blocks().astype(dtype))
+
+    @functools.cached_property
+    def T(self) -> "BlockSparse":  # noqa: N802 (NumPy's name)
+        """The transposed matrix, made at the first use."""
+        pattern = self.pattern
+        turned = np.lexsort((pattern._rows, pattern.indices))
+        indptr = np.searchsorted(pattern.indices[turned], np.arange(pattern.grid[1] + 1))
+        mirror = BlockPattern._of(
+            self.shape[::-1], self.block_shape[::-1], indptr, pattern._rows[turned]
+        )
+        return self._from_blocks(mirror, self.blocks()[turned].transpose(0, 2, 1))
+
+    def softmax(self, *, workers=None) -> "BlockSparse":
+        """Softmax along the rows, over the kept entries alone.
+
+        Parameters
+        ----------
+        workers : int, optional
+            Number of threads, see `set_workers`.
+
+        Returns
+        -------
+        BlockSparse
+            Of the same pattern; each row that has a kept block sums to 1.
+        """
+        layout, order = _layout(self.pattern, panels=False)
+        values = self._values
+        if not np.array_equal(order, self._order):
+            return self._from_blocks_plain(layout, order).softmax(workers=workers)
+        result = np.zeros_like(values)
+
+        def task(first, last):
+            kernels.softmax(values, layout, self.shape[1], result, first, last)
+
+        run_split(task, self.pattern.grid[0], _threads(workers, 32 * values.size))
+        return BlockSparse(self.pattern, result, layout, order)
+
+    def _from_blocks_plain(self, layout, order):
+        values = _room(layout, self.dtype, self.n_blocks)
+        held = _view(values, layout, self.n_blocks)
+        held[:, :, : layout.height] = self.blocks()[order].transpose(0, 2, 1)
+        return BlockSparse(self.pattern, values, layout, order)
+
+    def __matmul__(self, x):
+        return self.matmul(x)
+
+    def __rmatmul__(self, x):
+        x = as_array(x)
+        if x.ndim < 2:
+            return self.T.matmul(x)
+        flat = x.reshape(-1, x.shape[-1])
+        return self.T.matmul(flat.T).T.reshape(*x.shape[:-1], self.shape[1])
+
+    def matmul(self, x, *, out=None, workers=None) -> np.ndarray:
+        """Multiply with a dense vector, matrix or stack of matrices.
+
+        Parameters
+        ----------
+        x : array_like, shape (N,) or (..., N, K)
+            The dense operand.
+        out : ndarray, optional
+            Array for the result; it may overlap x.
+        workers : int, optional
+            Number of threads, see `set_workers`.
+
+        Returns
+        -------
+        ndarray of shape (M,) or (..., M, K)
+            The product, in the wider of the two precisions.  Its columns are contiguous if those
+            of a matrix x are, its rows if not.
+
+        Raises
+        ------
+        ValueError
+            If the shapes don't fit.
+        TypeError
+            If x is not an array of real numbers.
+        """
+        x = as_array(x)
+        length = self.shape[1]
+        if x.ndim == 0 or x.shape[max(x.ndim - 2, 0)] != length:
+            raise ValueError(f"x must have shape ({length},) or (..., {length}, K), got {x.shape}")
+        dtype = np.result_type(self.dtype, _work_dtype(x.dtype, "x"))
+        if dtype != self.dtype:
+            return self.astype(dtype).matmul(x, out=out, workers=workers)
+        x = x.astype(dtype, copy=False)
+        shape = (self.shape[0],) if x.ndim == 1 else (*x.shape[:-2], self.shape[0], x.shape[-1])
+        if out is not None:
+            if not isinstance(out, np.ndarray):
+                raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
+            if out.shape != shape or out.dtype != dtype:
+                raise ValueError(
+                    f"out must have shape {shape} and dtype {dtype}, got {out.shape} and "
+                    f"{out.dtype}"
+                )
+            if not out.flags.writeable:
+                raise ValueError("out must be writable")
+        if x.ndim > 2:
+            result = np.empty(shape, dtype) if out is None or np.may_share_memory(x, out) else out
+            for place in np.ndindex(shape[:-2]):
+                self.matmul(x[place], out=result[place], workers=workers)
+        else:
+            flat = x[:, None] if x.ndim == 1 else x
+            goal = out
+            if out is None or np.may_share_memory(x, out):
+                goal = None
+            elif x.ndim == 1:
+                goal = out[:, None]
+            result = self._multiply(flat, goal, workers).reshape(shape)
+        if out is None:
+            return result
+        if result is not out and not np.may_share_memory(result, out):
+            out[...] = result
+        return out
+
+    def _multiply(self, x, out, workers):
+        """The product with a matrix, in `out` if that lies as the kernel wants it."""
+        n, lanes = x.shape[1], tiles.lanes_of(self.dtype)
+        shape = self.shape[0], n
+        along = x.T.flags.c_contiguous and not x.flags.c_contiguous
+        upright = self.block_shape[0] >= lanes and self._layout.panels.size == 2 and not _PLAIN
+        upright = upright and (along or n < lanes)
+        turned = upright or (along and n > 1)
+        if out is None or not (out.T if turned else out).flags.c_contiguous:
+            made = np.empty(shape[::-1], self.dtype).T if turned else np.empty(shape, self.dtype)
+        else:
+            made = out
+        layout, values = self._layout, self._values
+        if 0 in shape:
+            return made
+        if upright:
+            target = made.T
+            count = min(8, 1 << (n.bit_length() - 1))
+            deep = min(2, -(-layout.height // lanes))
+            given = (0,) * count, (0,) * deep, values, layout, np.ascontiguousarray(x.T), target
+            kernel = kernels.multiply_columns
+        else:
+            target = made if made.flags.c_contiguous else np.empty(shape, self.dtype)
+            given = values, layout, np.ascontiguousarray(x), target
+            kernel = kernels.multiply_plainly
+            if not _PLAIN:
+                tiling = kernels.tiling(*self.block_shape, self.shape[1])
+                given = tiling.rows, tiling.vecs, *given
+                kernel = kernels.multiply
+        count = _threads(workers, n * self.n_blocks * math.prod(self.block_shape))
+        edges = self.pattern._shares(count)
+
+        def task(first, last):
+            for share in range(first, last):
+                kernel(*given, edges[share], edges[share + 1])
+
+        run_split(task, count, count)
+        if not upright and target is not made:
+            made[...] = target
+        return made
+
+
+def _threads(workers, work) -> int:
+    workers = resolve_workers(workers)
+    return workers if work >= _PARALLEL_FROM else 1
+
+
+def _layout(pattern, panels=True):
+    """What the kernels need to know of a pattern, and which block comes when."""
+    height, width = pattern.block_shape
+    tiling = kernels.tiling(height, width, pattern.shape[1])
+    rows, columns = pattern._rows, pattern.indices
+    each = tiling.panel
+    count = -(-max(pattern.grid[1], 1) // each) if panels else 1
+    panel = columns // each if count > 1 else np.zeros_like(columns)
+    order = np.lexsort((columns, rows, panel)) if count > 1 else np.arange(columns.size)
+    key = panel[order] * max(pattern.grid[0], 1) + rows[order]
+    runs = np.union1d(np.arange(pattern.grid[0]), key)  # in the first panel all rows: for zeros
+    layout = kernels.Layout(
+        height, width, tiling.tall, columns[order], runs % max(pattern.grid[0], 1),
+        np.append(np.searchsorted(key, runs), key.size),
+        np.searchsorted(runs // max(pattern.grid[0], 1), np.arange(count + 1)),
+    )  # fmt: skip
+    return layout, order
+
+
+def _room(layout, dtype, n_blocks):
+    """Zeros for the values; kernels may read, not write, two registers beyond them."""
+    return np.zeros(n_blocks * layout.width * layout.tall + 2 * tiles.lanes_of(dtype), dtype)
+
+
+def _view(values, layout, n_blocks):
+    size = n_blocks * layout.width * layout.tall
+    return values[:size].reshape(n_blocks, layout.width, layout.tall)
+
+
+def compress(w, block_shape) -> BlockSparse:
+    """Keep the blocks of a matrix that are not zero.
+
+    Parameters
+    ----------
+    w : array_like, shape (M, N)
+        The matrix.  float32 and float64 are kept, narrower floats become float32, integers
+        float64.
+    block_shape : tuple of int
+        Height and width of a block.  Blocks at the right and lower edge may be smaller.
+
+    Returns
+    -------
+    BlockSparse
+        The same matrix.  A block with a NaN is kept.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If w is not a matrix of real numbers, or block_shape not two positive integers.
+
+    See Also
+    --------
+    prune : Set blocks to zero first.
+    best_block_shape : Which shape is fastest.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer.blocksparse import compress
+    >>> compress(np.eye(5), (2, 2))
+    <BlockSparse: 5 x 5, float64, 3 of 9 blocks of (2, 2)>
+    """
+    w = _matrix(w)
+    height, width = _block_shape(block_shape)
+    rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)
+    if w.shape != (rows * height, columns * width):
+        whole = np.zeros((rows * height, columns * width), w.dtype)
+        whole[: w.shape[0], : w.shape[1]] = w
+    else:
+        whole = w
+    grid = whole.reshape(rows, height, columns, width)
+    kept = (grid != 0).any(axis=(1, 3))
+    pattern = BlockPattern(kept, (height, width), w.shape)
+    return BlockSparse._from_blocks(pattern, grid.transpose(0, 2, 1, 3)[kept])
+
+
+def from_scipy(a, block_shape=None) -> BlockSparse:
+    """Make a block-sparse matrix of a sparse one.
+
+    Parameters
+    ----------
+    a : scipy.sparse array or matrix
+        In any format.  Explicit zeros stay in the pattern, duplicates are added up.
+    block_shape : tuple of int, optional
+        Height and width of a block, which must divide the shape unless it is BSR with these
+        blocks; by default those of a BSR array.
+
+    Returns
+    -------
+    BlockSparse
+        The same matrix.
+
+    Raises
+    ------
+    TypeError
+        If `a` is not sparse, or not BSR and block_shape is missing.
+
+    See Also
+    --------
+    BlockSparse.to_scipy : The way back.
+
+    Examples
+    --------
+    >>> from scipy import sparse
+    >>> from conehoyer.blocksparse import from_scipy
+    >>> from_scipy(sparse.eye_array(6, format="csr"), (3, 2))
+    <BlockSparse: 6 x 6, float64, 4 of 6 blocks of (3, 2)>
+    """
+    from scipy import sparse
+
+    if not sparse.issparse(a):
+        raise TypeError(f"a must be a scipy.sparse container, got {type(a).__name__}")
+    if block_shape is None:
+        if a.format != "bsr":
+            raise TypeError(f"block_shape is needed, since a is {a.format}, not BSR")
+        block_shape = a.blocksize
+    block_shape = _block_shape(block_shape)
+    if any(side % part for side, part in zip(a.shape, block_shape, strict=True)):
+        raise ValueError(f"block_shape must divide the shape {a.shape}, got {block_shape}")
+    a = a.tobsr(blocksize=block_shape, copy=True)
+    a.sum_duplicates()
+    pattern = BlockPattern._of(
+        a.shape, block_shape, a.indptr.astype(np.intp), a.indices.astype(np.intp)
+    )
+    return BlockSparse._from_blocks(pattern, a.data.astype(_work_dtype(a.dtype, "a"), copy=False))
+
+
+def load(file) -> BlockSparse:
+    """Read what `BlockSparse.save` wrote.
+
+    Parameters
+    ----------
+    file : str, path or file object
+        Where from.
+
+    Returns
+    -------
+    BlockSparse
+        The matrix that was saved.
+
+    Raises
+    ------
+    ValueError
+        If the file holds something else, or contradicts itself.
+
+    See Also
+    --------
+    BlockSparse.save : Write such a file.
+
+    Examples
+    --------
+    >>> import io
+    >>> import numpy as np
+    >>> from conehoyer import blocksparse
+    >>> file = io.BytesIO()
+    >>> blocksparse.compress(np.eye(4), (2, 2)).save(file)
+    >>> _ = file.seek(0)
+    >>> blocksparse.load(file)
+    <BlockSparse: 4 x 4, float64, 2 of 4 blocks of (2, 2)>
+    """
+    with np.load(file, allow_pickle=False) as held:
+        names = "blocks", "indices", "indptr", "shape", "block_shape"
+        if not set(names) <= set(held.files):
+            raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(held.files)}")
+        blocks, indices, indptr, shape, block_shape = (held[name] for name in names)
+    block_shape = _block_shape(block_shape)
+    indices, indptr = indices.astype(np.intp), indptr.astype(np.intp)
+    pattern = BlockPattern._of(tuple(map(int, shape)), block_shape, indptr, indices)
+    rows, columns = pattern.grid
+    good = (
+        blocks.dtype in _KINDS
+        and blocks.shape == (indices.size, *block_shape)
+        and indptr.shape == (rows + 1,)
+        and indptr[0] == 0
+        and indptr[-1] == indices.size
+        and (np.diff(indptr) >= 0).all()
+        and bool(((indices >= 0) & (indices < columns)).all())
+    )
+    if good:
+        keys = pattern._rows * columns + indices
+        good = bool((np.diff(keys) > 0).all())
+    if not good:
+        raise ValueError(f"file: its arrays describe no block-sparse matrix: {pattern.shape}")
+    return BlockSparse._from_blocks(pattern, blocks)
+
+
+def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np.ndarray:
+    """Set all but some blocks of a matrix to zero.
+
+    The blocks that stay are those that `project_bilevel` keeps at the level that
+    `level_for_groups` finds: the ones with the largest norms.
+
+    Parameters
+    ----------
+    w : array_like, shape (..., M, N)
+        The matrix; each one of a stack by itself.
+    block_shape : tuple of int
+        Height and width of a block.
+    keep : float or int
+        A float in (0, 1] is the part of the blocks that stays, rounded to the nearest number
+        of blocks, an int the number; at least one stays.  With ties at the edge fewer may stay.
+    inner : {"l2", "linf", "l1"}, default: "l2"
+        Norm of a block.
+    shrink : bool, default: False
+        Whether to return the projection itself, which also shrinks what it keeps.
+    workers : int, optional
+        Number of threads, see `set_workers`.
+
+    Returns
+    -------
+    ndarray
+        The pruned matrix, dense.
+
+    Raises
+    ------
+    ValueError
+        If keep is out of range.
+
+    See Also
+    --------
+    project_bilevel : What chooses the blocks.
+    compress : Keep only the blocks that are not zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer.blocksparse import prune
+    >>> prune([[1.0, 2.0, 0.1], [3.0, 4.0, 5.0]], (2, 1), 2)
+    array([[0. , 2. , 0.1],
+           [0. , 4. , 5. ]])
+    """
+    from .bilevel import level_for_groups, project_bilevel
+
+    w = as_array(w, "w")
+    height, width = block_shape = _block_shape(block_shape)
+    if w.ndim < 2:
+        raise ValueError(f"w must have at least two dimensions, got shape {w.shape}")
+    number = -(-w.shape[-2] // height) * -(-w.shape[-1] // width)
+    if not isinstance(keep, numbers.Real) or isinstance(keep, bool):
+        raise TypeError(f"keep must be a number, got {keep!r}")
+    if isinstance(keep, numbers.Integral):
+        count = int(keep)
+    elif 0.0 < float(keep) <= 1.0:
+        count = max(round(float(keep) * number), 1)
+    else:
+        raise ValueError(f"keep must be a part in (0, 1] or a number of blocks, got {keep!r}")
+    if not 1 <= count <= max(number, 1):
+        raise ValueError(f"keep must be between 1 and the {number} blocks, got {keep!r}")
+    level = level_for_groups(w, count, groups=block_shape, inner=inner)
+    result, info = project_bilevel(
+        w, level, groups=block_shape, inner=inner, workers=workers, full_output=True
+    )
+    return result if shrink else np.where(info.mask, w, np.zeros((), w.dtype))
+
+
+class ShapeCost(NamedTuple):
+    """What a block shape costs, as `best_block_shape` estimates it."""
+
+    block_shape: tuple[int, int]
+    n_blocks: int  # that are not zero
+    density: float
+    seconds: float
+
+
+def best_block_shape(
+    w,
+    shapes: Iterable[tuple[int, int]],
+    n_cols: int,
+    *,
+    full_output: bool = False,
+) -> Any:
+    """Find the block shape with which a sparse matrix multiplies fastest.
+
+    Small blocks hold fewer zeros, large ones cost less an entry.  What a block of each shape costs
+    is measured on this machine, on random patterns of two densities, once a process; the
+    estimate for w is that, times the blocks that are not zero, and a cost for each row of blocks.
+
+    Parameters
+    ----------
+    w : array_like, shape (M, N)
+        The matrix, with its zeros.
+    shapes : iterable of tuple of int
+        The shapes to choose from.
+    n_cols : int
+        Columns of the dense operand.
+    full_output : bool, default: False
+        Whether to return the estimates too.
+
+    Returns
+    -------
+    best : tuple of int
+        The shape with the lowest estimate.
+    costs : list of ShapeCost
+        The estimates, in the order of `shapes`, seconds on one thread; only if full_output.
+
+    Raises
+    ------
+    ValueError
+        If there are no shapes, or n_cols is not positive.
+
+    See Also
+    --------
+    compress : Make use of the shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from conehoyer.blocksparse import best_block_shape
+    >>> w = np.kron(np.random.default_rng(0).random((32, 32)) < 0.1, np.ones((8, 8)))
+    >>> best_block_shape(w, [(1, 1), (8, 8), (256, 256)], 64)
+    (8, 8)
+    """
+    w = _matrix(w)
+    shapes = [_block_shape(shape) for shape in shapes]
+    if not shapes:
+        raise ValueError("shapes must name at least one block shape")
+    n_cols = operator.index(n_cols)
+    if n_cols < 1:
+        raise ValueError(f"n_cols must be >= 1, got {n_cols}")
+    size = tuple(min(max(side, 1), 1024) for side in w.shape)
+    costs = []
+    for shape in shapes:
+        height, width = shape
+        per_row, per_block = _cost(shape, size, w.dtype.name, n_cols)
+        rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)
+        places = np.argwhere(w)
+        kept = np.unique(places[:, 0] // height * columns + places[:, 1] // width).size
+        seconds = per_row * rows + per_block * kept
+        costs.append(ShapeCost(shape, kept, kept / max(rows * columns, 1), seconds))
+    best = min(costs, key=lambda cost: cost.seconds).block_shape
+    return (best, costs) if full_output else best
+
+
+@functools.cache
+def _cost(shape, size, dtype, n_cols) -> tuple[float, float]:
+    """Seconds for a row of blocks, and for a block."""
+    from timeit import repeat
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((size[1], n_cols)).astype(dtype)
+    points = []
+    for density in (0.1, 0.4):
+        grid = -(-size[0] // shape[0]), -(-size[1] // shape[1])
+        pattern = BlockPattern(rng.random(grid) < density, shape, size)
+        blocks = np.ones((pattern.n_blocks, *shape), dtype)
+        bs = BlockSparse._from_blocks(pattern, blocks)
+        out = bs @ x
+        product = functools.partial(bs.matmul, x, out=out, workers=1)
+        seconds = min(repeat(product, number=1))
+        points.append((pattern.n_blocks, seconds))
+    (few, quick), (many, slow) = points
+    per_block = max((slow - quick) / max(many - few, 1), slow / max(many, 1) / 10, 1e-12)
+    return max(quick - few * per_block, 0.0) / -(-size[0] // shape[0]), per_block

@@ -1,0 +1,404 @@
+"""Block-sparse matrices against dense ones in 80-bit floating point."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conehoyer import blocksparse, level_for_groups, project_bilevel
+from conehoyer.blocksparse import BlockPattern, compress, from_scipy, load, prune
+
+SHAPES = [(1, 1), (1, 32), (2, 3), (8, 1), (16, 16), (20, 5), (32, 1), (64, 64)]
+DTYPES = [np.float32, np.float64]
+
+
+def sparse(rng, shape, block, keep, dtype=np.float64):
+    """A matrix of which some blocks are not zero, by another way than the library's."""
+    grid = [-(-side // part) for side, part in zip(shape, block, strict=True)]
+    kept = np.kron(rng.random(grid) < keep, np.ones(block, bool))[: shape[0], : shape[1]]
+    return np.where(kept, rng.standard_normal(shape), 0).astype(dtype)
+
+
+def check_product(result, w, x):
+    """The error of each entry is at most what that many roundings can give."""
+    exact = w.astype(np.longdouble) @ x.astype(np.longdouble)
+    bound = np.abs(w).astype(np.longdouble) @ np.abs(x).astype(np.longdouble)
+    eps = (w.shape[1] + 1) * np.finfo(result.dtype).eps
+    assert result.shape == exact.shape
+    assert (np.abs(result - exact) <= eps * bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", SHAPES, ids=str)
+def test_products(block, dtype):
+    rng = np.random.default_rng(sum(block))
+    for m, k in ((37, 70), (64, 64), (5, 3)):
+        for keep in (0.0, 0.4, 1.0):
+            w = sparse(rng, (m, k), block, keep, dtype)
+            bs = compress(w, block)
+            for n in (1, 3, 16, 33, 130):
+                x = rng.standard_normal((k, n)).astype(dtype)
+                result = bs @ x
+                assert result.dtype == dtype
+                check_product(result, w, x)
+                turned = bs @ np.asfortranarray(x)
+                np.testing.assert_array_equal(turned, result)  # bit for bit
+                wide = np.zeros((k, 3 * n), dtype)
+                wide[:, ::3] = x
+                np.testing.assert_array_equal(bs @ wide[:, ::3], result)
+                np.testing.assert_array_equal(bs @ wide[::-1, ::3][::-1], result)
+                y = rng.standard_normal((n, m)).astype(dtype)
+                check_product((y @ bs).T, w.T, y.T)
+
+
+def test_columns_of_the_operand_stay_columns():
+    bs = compress(np.eye(48), (16, 1))
+    x = np.ones((48, 20))
+    assert (bs @ x).flags.c_contiguous
+    assert (bs @ np.asfortranarray(x)).flags.f_contiguous
+    assert (np.ones((20, 48)) @ bs).flags.c_contiguous
+
+
+@pytest.mark.parametrize("block", [(1, 4), (16, 2)], ids=str)
+def test_vectors_and_stacks(block):
+    rng = np.random.default_rng(0)
+    w = sparse(rng, (32, 12), block, 0.5)
+    bs = compress(w, block)
+    x = rng.standard_normal((2, 3, 12, 5))
+    check_product((bs @ x[0, 0, :, 0])[:, None], w, x[0, 0, :, :1])
+    np.testing.assert_array_equal((bs @ x)[1, 2], bs @ x[1, 2])
+    y = rng.standard_normal((2, 3, 7, 32))
+    np.testing.assert_allclose(y @ bs, y @ w, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(y[0, 0, 0] @ bs, y[0, 0, 0] @ w, rtol=0, atol=1e-13)
+    assert (bs @ np.ones((12, 0))).shape == (32, 0)
+    assert (bs @ np.ones((0, 12, 4))).shape == (0, 32, 4)
+
+
+def test_empty_matrices():
+    assert (compress(np.zeros((0, 4)), (2, 2)) @ np.ones((4, 3))).shape == (0, 3)
+    np.testing.assert_array_equal(compress(np.zeros((4, 0)), (2, 2)) @ np.ones((0, 3)), 0)
+    bs = compress(np.zeros((5, 7)), (3, 2))
+    assert (bs.n_blocks, bs.density) == (0, 0.0)
+    np.testing.assert_array_equal(bs @ np.ones((7, 2)), 0)
+    np.testing.assert_array_equal(bs.to_dense(), np.zeros((5, 7)))
+    np.testing.assert_array_equal(bs.T @ np.ones(5), np.zeros(7))
+
+
+def test_precisions():
+    rng = np.random.default_rng(1)
+    w, x = rng.standard_normal((2, 16, 16))
+    single = compress(w.astype(np.float32), (4, 4))
+    assert single.dtype == np.float32
+    assert (single @ x).dtype == np.float64  # the wider of the two
+    check_product(single @ x, w.astype(np.float32).astype(float), x)
+    assert (compress(w, (4, 4)) @ x.astype(np.float32)).dtype == np.float64
+    assert compress(np.eye(3, dtype=int), (1, 1)).dtype == np.float64
+    assert compress(np.eye(3, dtype=np.float16), (1, 1)).dtype == np.float32
+    assert (single @ np.ones((16, 2), np.float16)).dtype == np.float32
+    assert single.astype(np.float64).dtype == np.float64
+    with pytest.raises(TypeError, match="dtype must be float32 or float64, got int64"):
+        single.astype(int)
+
+
+def test_what_is_not_finite_stays_where_it_belongs():
+    w = np.zeros((4, 4))
+    w[1, 2] = np.nan
+    bs = compress(w, (1, 1))
+    assert bs.n_blocks == 1
+    result = bs @ np.ones((4, 2))
+    assert np.isnan(result[1]).all()
+    np.testing.assert_array_equal(np.delete(result, 1, axis=0), 0)
+
+
+@pytest.mark.parametrize("block", [(1, 2), (8, 1), (16, 4)], ids=str)
+def test_out(block):
+    rng = np.random.default_rng(2)
+    w = sparse(rng, (32, 32), block, 0.5)
+    bs = compress(w, block)
+    x = rng.standard_normal((32, 40))
+    expected = bs @ x
+    for order in "CF":
+        out = np.empty((32, 40), order=order)
+        assert bs.matmul(x, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+        assert bs.matmul(np.asfortranarray(x), out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    wide = np.full((32, 80), 7.0)
+    bs.matmul(x, out=wide[:, ::2])
+    np.testing.assert_array_equal(wide[:, ::2], expected)
+    np.testing.assert_array_equal(wide[:, 1::2], 7.0)
+    own = x.copy()
+    assert bs.matmul(own, out=own) is own
+    np.testing.assert_array_equal(own, expected)
+    vector = x[:, 0].copy()
+    bs.matmul(vector, out=vector)
+    np.testing.assert_array_equal(vector, bs @ x[:, 0])
+    stack = np.stack([x, 2 * x])
+    np.testing.assert_array_equal(bs.matmul(stack, out=stack)[0], expected)
+
+
+def test_out_must_fit():
+    bs = compress(np.eye(4), (2, 2))
+    with pytest.raises(ValueError, match=r"out must have shape \(4, 3\)"):
+        bs.matmul(np.ones((4, 3)), out=np.ones((4, 2)))
+    with pytest.raises(ValueError, match="dtype float64, got"):
+        bs.matmul(np.ones((4, 3)), out=np.ones((4, 3), np.float32))
+    with pytest.raises(TypeError, match="out must be an ndarray, got list"):
+        bs.matmul(np.ones((4, 3)), out=[])
+    locked = np.ones((4, 3))
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        bs.matmul(np.ones((4, 3)), out=locked)
+    with pytest.raises(ValueError, match=r"x must have shape \(4,\)"):
+        bs @ np.ones((3, 2))
+    with pytest.raises(TypeError, match="real"):
+        bs @ np.ones((4, 2), complex)
+
+
+@pytest.mark.parametrize("block", [(1, 1), (4, 8), (32, 1)], ids=str)
+def test_workers_and_plain_loops(block, monkeypatch):
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    rng = np.random.default_rng(3)
+    w = sparse(rng, (200, 300), block, 0.2)
+    w[:64] = 0  # uneven rows
+    bs = compress(w, block)
+    for x in (rng.standard_normal((300, 40)), rng.standard_normal((40, 300)).T):
+        one = bs.matmul(x, workers=1)
+        for workers in (2, 3, 7):
+            np.testing.assert_array_equal(bs.matmul(x, workers=workers), one)
+        monkeypatch.setattr(blocksparse, "_PLAIN", True)
+        plain = bs.matmul(x, workers=2)
+        monkeypatch.setattr(blocksparse, "_PLAIN", False)
+        check_product(plain, w, x)
+    with pytest.raises(ValueError, match="workers must be"):
+        bs.matmul(x, workers=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    block=st.sampled_from([(1, 1), (2, 3), (8, 1), (16, 16)]),
+    n=st.integers(1, 40),
+    keep=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
+    scale=st.sampled_from([1e-300, 1.0, 1e150]),
+    seed=st.integers(0, 1000),
+)
+def test_any_matrix(shape, block, n, keep, scale, seed):
+    rng = np.random.default_rng(seed)
+    w = sparse(rng, shape, block, keep) * scale
+    bs = compress(w, block)
+    np.testing.assert_array_equal(bs.to_dense(), w)
+    np.testing.assert_array_equal(bs.T.to_dense(), w.T)
+    x = rng.standard_normal((shape[1], n))
+    with np.errstate(all="ignore"):
+        if scale >= 1.0:
+            check_product(bs @ x, w, x)
+        else:
+            np.testing.assert_allclose(bs @ x, w @ x, rtol=1e-9, atol=1e-310)
+
+
+def test_compress():
+    w = np.zeros((5, 7))
+    w[4, 6] = 1.0
+    w[0, 1] = -2.0
+    bs = compress(w, (2, 3))
+    assert (bs.shape, bs.block_shape, bs.n_blocks) == ((5, 7), (2, 3), 2)
+    assert bs.density == 2 / 9
+    np.testing.assert_array_equal(bs.pattern.kept, [[1, 0, 0], [0, 0, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(bs.blocks()[1], [[1, 0, 0], [0, 0, 0]])  # zeros beyond the edge
+    assert repr(bs) == "<BlockSparse: 5 x 7, float64, 2 of 9 blocks of (2, 3)>"
+    assert bs.nbytes > bs.blocks().nbytes
+    w[0, 1] = 5.0
+    assert bs.to_dense()[0, 1] == -2.0  # a copy
+    for bad, error, text in (
+        (np.zeros(3), ValueError, "w must be a matrix"),
+        (np.zeros((2, 2), complex), TypeError, "real"),
+        (np.ma.zeros((2, 2)), TypeError, "masked"),
+    ):
+        with pytest.raises(error, match=text):
+            compress(bad, (1, 1))
+    for bad, error in (
+        ((0, 1), ValueError),
+        (3, TypeError),
+        ((1, 2, 3), TypeError),
+        ("ab", TypeError),
+    ):
+        with pytest.raises(error, match="block_shape"):
+            compress(w, bad)
+
+
+def test_scipy():
+    from scipy import sparse as sp
+
+    rng = np.random.default_rng(4)
+    w = sparse(rng, (12, 18), (4, 3), 0.4)
+    bs = compress(w, (4, 3))
+    there = bs.to_scipy()
+    assert there.blocksize == (4, 3)
+    assert there.has_sorted_indices
+    np.testing.assert_array_equal(there.toarray(), w)
+    for given_as in (there, sp.bsr_array(w, blocksize=(4, 3))):
+        back = from_scipy(given_as)
+        np.testing.assert_array_equal(back.to_dense(), w)
+        assert back.block_shape == given_as.blocksize
+    np.testing.assert_array_equal(from_scipy(sp.csr_array(w), (2, 3)).to_dense(), w)
+    twice = sp.bsr_array(
+        (np.ones((3, 1, 2)), np.array([1, 0, 1]), np.array([0, 3])), shape=(1, 4)
+    )  # out of order, one block given twice
+    np.testing.assert_array_equal(from_scipy(twice).to_dense(), [[1, 1, 2, 2]])
+    assert twice.data.shape == (3, 1, 2)  # left as it was
+    with pytest.raises(TypeError, match="block_shape is needed, since a is csr"):
+        from_scipy(sp.csr_array(w))
+    with pytest.raises(TypeError, match="container, got ndarray"):
+        from_scipy(w)
+    with pytest.raises(ValueError, match="must divide"):
+        from_scipy(sp.csr_array(w), (5, 3))
+    with pytest.raises(ValueError, match="divide the shape"):
+        compress(w, (5, 3)).to_scipy()
+
+
+def test_save_and_load(tmp_path):
+    rng = np.random.default_rng(5)
+    w = sparse(rng, (13, 18), (4, 5), 0.4, np.float32)
+    compress(w, (4, 5)).save(tmp_path / "w.npz")
+    back = load(tmp_path / "w.npz")
+    np.testing.assert_array_equal(back.to_dense(), w)
+    assert back.dtype == np.float32
+    with np.load(tmp_path / "w.npz") as held:
+        right = dict(held)
+    for name, value in (
+        ("indices", right["indices"] + 100),
+        ("indices", right["indices"][:-1]),
+        ("indptr", right["indptr"][::-1]),
+        ("blocks", right["blocks"][:, :2]),
+        ("blocks", right["blocks"].astype(complex)),
+        ("shape", np.array([130, 18])),
+    ):
+        np.savez(tmp_path / "bad.npz", **{**right, name: value})
+        with pytest.raises(ValueError, match="file"):
+            load(tmp_path / "bad.npz")
+    np.savez(tmp_path / "other.npz", w=w)
+    with pytest.raises(ValueError, match="file must hold blocks"):
+        load(tmp_path / "other.npz")
+    room = io.BytesIO()
+    compress(np.zeros((3, 3)), (2, 2)).save(room)
+    room.seek(0)
+    assert load(room).n_blocks == 0
+
+
+@pytest.mark.parametrize("inner", ["l2", "linf", "l1"])
+def test_prune(inner):
+    rng = np.random.default_rng(6)
+    w = rng.standard_normal((2, 12, 20))
+    order = {"l2": 2, "linf": np.inf, "l1": 1}[inner]
+    pruned = prune(w, (4, 2), 7, inner=inner)
+    for matrix, result in zip(w, pruned, strict=True):
+        blocks = matrix.reshape(3, 4, 10, 2).transpose(0, 2, 1, 3).reshape(30, 8)
+        norms = np.linalg.norm(blocks, order, axis=1)
+        edge = np.sort(norms)[-7]
+        kept = np.kron((norms >= edge).reshape(3, 10), np.ones((4, 2)))
+        np.testing.assert_array_equal(result, np.where(kept, matrix, 0))
+    assert compress(prune(w[0], (4, 2), 0.5), (4, 2)).n_blocks == 15
+    assert compress(prune(w[0], (5, 3), 0.25), (5, 3)).n_blocks == round(0.25 * 3 * 7)
+    np.testing.assert_array_equal(prune(w, (4, 2), 1.0), w)
+    shrunk = prune(w, (4, 2), 7, inner=inner, shrink=True)
+    level = level_for_groups(w, 7, groups=(4, 2), inner=inner)
+    np.testing.assert_array_equal(shrunk, project_bilevel(w, level, groups=(4, 2), inner=inner))
+
+
+def test_prune_says_what_is_wrong():
+    w = np.ones((4, 4))
+    for bad in (0, 17, -1, 0.0, 1.5, np.nan):
+        with pytest.raises(ValueError, match="keep must be"):
+            prune(w, (1, 1), bad)
+    for bad in (True, "half", [1, 2]):
+        with pytest.raises(TypeError, match="keep must be a number"):
+            prune(w, (1, 1), bad)
+    with pytest.raises(ValueError, match="two dimensions"):
+        prune(np.ones(3), (1, 1), 1)
+
+
+def test_best_block_shape():
+    rng = np.random.default_rng(7)
+    w = sparse(rng, (256, 256), (16, 16), 0.1)
+    shapes = [(1, 1), (16, 16), (256, 256)]
+    best, costs = blocksparse.best_block_shape(w, shapes, 64, full_output=True)
+    assert best == (16, 16)
+    assert [cost.block_shape for cost in costs] == shapes
+    for cost in costs:
+        assert cost.n_blocks == compress(w, cost.block_shape).n_blocks
+        assert cost.density == compress(w, cost.block_shape).density
+        assert cost.seconds > 0
+    assert blocksparse.best_block_shape(w, iter(shapes), 64) == best
+    with pytest.raises(ValueError, match="shapes"):
+        blocksparse.best_block_shape(w, [], 64)
+    with pytest.raises(ValueError, match="n_cols"):
+        blocksparse.best_block_shape(w, shapes, 0)
+
+
+def dense_attention(q, k, v, kept, scale):
+    q, k, v = (each.astype(np.longdouble) for each in (q, k, v))
+    scores = np.where(kept, scale * (q @ k.T), -np.inf)
+    top = scores.max(axis=1, initial=-1e300, keepdims=True)
+    weights = np.exp(scores - top)
+    return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300) @ v, weights
+
+
+@pytest.mark.parametrize("block", [(1, 8), (2, 2), (16, 16), (20, 5), (32, 32)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention(block, dtype):
+    rng = np.random.default_rng(8)
+    m, n, d, e = 64, 50, 7, 5
+    grid = -(-m // block[0]), -(-n // block[1])
+    blocks = rng.random(grid) < 0.5
+    blocks[0] = False  # rows that attend to nothing
+    kept = np.kron(blocks, np.ones(block, bool))[:m, :n]
+    pattern = BlockPattern(blocks, block, (m, n))
+    np.testing.assert_array_equal(pattern.kept, blocks)
+    q, k, v = (rng.standard_normal(s).astype(dtype) for s in ((m, d), (n, d), (n, e)))
+    tolerance = 1e-5 if dtype == np.float32 else 1e-13
+    sampled = pattern.sample(q, k, scale=0.3)
+    assert sampled.dtype == dtype
+    np.testing.assert_allclose(
+        sampled.to_dense(), np.where(kept, 0.3 * (q @ k.T), 0), rtol=0, atol=tolerance
+    )
+    expected, weights = dense_attention(q, k, v, kept, 0.3)
+    soft = sampled.softmax().to_dense()
+    weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    np.testing.assert_allclose(soft, weights, rtol=0, atol=tolerance)
+    result = pattern.attention(q, k, v, scale=0.3)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
+    assert result.dtype == dtype
+    # A compressed matrix may lie in panels.
+    again = compress(sampled.to_dense(), block).softmax().to_dense()
+    np.testing.assert_allclose(again, soft, rtol=0, atol=tolerance)
+    stack = pattern.attention(np.stack([q, 2 * q]), k, v)
+    np.testing.assert_array_equal(stack[1], pattern.attention(2 * q, k, v))
+
+
+def test_large_scores_do_not_overflow():
+    pattern = BlockPattern([[True, False]], (2, 2))
+    weights = pattern.sample([[1e4], [-1e4]], np.ones((4, 1))).softmax().to_dense()
+    np.testing.assert_array_equal(weights, [[0.5, 0.5, 0, 0]] * 2)
+
+
+def test_patterns_say_what_is_wrong():
+    with pytest.raises(ValueError, match="kept must be a matrix"):
+        BlockPattern([True], (1, 1))
+    with pytest.raises(ValueError, match=r"kept must have shape \(2, 1\)"):
+        BlockPattern([[True]], (2, 2), (3, 2))
+    pattern = BlockPattern(np.eye(2), (2, 2))
+    assert repr(pattern) == "<BlockPattern: 4 x 4, 2 of 4 blocks of (2, 2)>"
+    with pytest.raises(ValueError, match=r"\(4, D\)"):
+        pattern.sample(np.ones((3, 2)), np.ones((4, 2)))
+    with pytest.raises(ValueError, match="matrices"):
+        pattern.attention(np.ones(3), np.ones((4, 2)), np.ones((4, 2)))
+
+
+def test_pattern_of_a_projection():
+    w = np.random.default_rng(9).standard_normal((10, 9))
+    x, info = project_bilevel(w, 3.0, groups=(4, 2), full_output=True)
+    pattern = BlockPattern(info.kept, (4, 2), w.shape)
+    np.testing.assert_array_equal(pattern.kept, compress(x, (4, 2)).pattern.kept)
