@@ -508,3 +508,44 @@ def coordinate_step(old, slope, inverse, diagonal, zero, two):
     new = new if new > zero else zero
     move = new - old
     return new, move * (two * slope - diagonal * move), diagonal * move * move
+
+
+# AdamW, then the proximal step of the weighted sum of block norms.
+
+
+@register_jitable
+def bias_corrections(lr, beta1, beta2, step):
+    """Step length and factor of √v that make up for moments which began at zero."""
+    return lr / (1.0 - beta1**step), 1.0 / math.sqrt(1.0 - beta2**step)
+
+
+@register_jitable
+def adamw(p, g, m, v, beta1, rest1, beta2, rest2, decay, length, root, eps):
+    """The weight and its moments after a step of AdamW, with rest = 1 − beta, in torch's order.
+
+    `length` and `root` are `bias_corrections`, `decay` is 1 − lr·weight_decay.  All numbers
+    are of one dtype.
+    """
+    m = beta1 * m + rest1 * g
+    v = beta2 * v + rest2 * g * g
+    return decay * p - length * (m / (math.sqrt(v) * root + eps)), m, v
+
+
+@register_jitable
+def soft_threshold(a, t, zero):
+    """argmin over z of t·|z| + ½(z − a)², never −0; NaN stays."""
+    d = abs(a) - t
+    return zero if d <= zero else math.copysign(d, a)
+
+
+@register_jitable
+def shrinkage(norm, t):
+    """The factor f for which f·a minimises t·‖z‖ + ½‖z − a‖² over z, from ‖a‖; NaN stays."""
+    factor = 1.0 - t / norm  # outside of the condition, so that loops over blocks vectorise
+    return 0.0 if norm <= t else factor
+
+
+@register_jitable
+def block_weight(norm, eps):
+    """The weight γ that a block gets from its norm; eps > 0."""
+    return 1.0 / (norm + eps)

@@ -251,7 +251,7 @@ def _sum_of(flat, at, count, squares, unit):
 
 
 @kernel
-def _sum_by_width(line, width, total):
+def sum_by_width(line, width, total):
     """Sums of neighbours, `width` at a time; the line is spent."""
     count = line.size
     while width % 2 == 0 and count % 2 == 0:
@@ -309,7 +309,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                     _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
                     i += 1
             if blocks:
-                _sum_by_width(line, width, total)
+                sum_by_width(line, width, total)
 
 
 @kernel
@@ -339,7 +339,7 @@ def join(pieces, kind, height, norms, largest):
 
 
 @kernel
-def _spread(values, width, line):
+def spread(values, width, line):
     """Repeat each value `width` times, in the precision of the line."""
     whole, real = 0, line.dtype.type
     if width == 1:
@@ -432,7 +432,7 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
                 line[j] = values[labels[i, j]]
         elif i // height != held:
             held = i // height
-            _spread(values[held * across : (held + 1) * across], width, line)
+            spread(values[held * across : (held + 1) * across], width, line)
         _treat(flat, i * columns, columns, clip, line, place, goal)
 
 

@@ -1,0 +1,283 @@
+"""The kernels of the sparse optimizer: AdamW and the shrinkage of blocks, in one pass over memory.
+
+All arrays are flat.  Weights, gradients and moments are read and written in short runs; what
+follows on a run or on a tile, the strip of blocks that a run belongs to, finds it in the cache.
+Which thread takes a chunk or a tile changes no bit of it.
+"""
+
+import math
+
+import numpy as np
+
+from .. import _math as m
+from .._jit import kernel
+from . import groups
+
+RUN = 2048  # entries of a row taken at a time: they stay in the cache for what follows
+CHUNK = 8 * RUN  # entries of a unit of work where no blocks are
+STREAM = 2048  # entries that are checked next to three others: one stream reads 0.7 as fast
+TINY, HUGE = 1e-280, 1e300  # sums of squares between these are right
+FAR = 1e-120  # a limit from here on is out of reach of a norm below √TINY
+
+
+# --- gradients ---------------------------------------------------------------------------
+
+
+@kernel
+def find_unbounded(z, bound, found, first, last):
+    """Set found[0] if an entry of chunks first..last−1 of z is NaN or at least `bound` in size."""
+    limit = z.dtype.type(bound)
+    for chunk in range(first, last):
+        begin = chunk * CHUNK
+        end = min(begin + CHUNK, z.size)
+        whole = begin + (end - begin) // (4 * STREAM) * (4 * STREAM)
+        bad = False
+        for at in range(begin, whole, 4 * STREAM):
+            a, b = z[at : at + STREAM], z[at + STREAM : at + 2 * STREAM]
+            c, d = z[at + 2 * STREAM : at + 3 * STREAM], z[at + 3 * STREAM : at + 4 * STREAM]
+            for i in range(STREAM):
+                bad |= not abs(a[i]) < limit
+                bad |= not abs(b[i]) < limit
+                bad |= not abs(c[i]) < limit
+                bad |= not abs(d[i]) < limit
+        rest = z[whole:end]
+        for i in range(rest.size):
+            bad |= not abs(rest[i]) < limit
+        if bad:
+            found[0] = True
+            return
+
+
+# --- runs ----------------------------------------------------------------------------------
+
+
+@kernel
+def _scalars(like, scalars):
+    """The numbers that `adamw` takes, in the dtype of the array."""
+    real = like.dtype.type
+    b1, r1, b2, r2, decay, length, root, eps = scalars
+    return real(b1), real(r1), real(b2), real(r2), real(decay), real(length), real(root), real(eps)
+
+
+@kernel
+def _step_and_shrink(p, g, first, second, scalars, t, weight):
+    """AdamW and the soft threshold on a run: t, or t times the weights if there are any.
+
+    One loop, which can be long.  Two loops need short runs, for the cache, and took 0.15 of a
+    pass more.
+    """
+    zero = p.dtype.type(0)
+    b1, r1, b2, r2, decay, length, root, eps = _scalars(p, scalars)
+    if weight.size:
+        for i in range(p.size):
+            a, first[i], second[i] = m.adamw(
+                p[i], g[i], first[i], second[i], b1, r1, b2, r2, decay, length, root, eps
+            )
+            p[i] = m.soft_threshold(a, t * weight[i], zero)
+    else:
+        for i in range(p.size):
+            a, first[i], second[i] = m.adamw(
+                p[i], g[i], first[i], second[i], b1, r1, b2, r2, decay, length, root, eps
+            )
+            p[i] = m.soft_threshold(a, t, zero)
+
+
+@kernel
+def _step(p, g, first, second, scalars):
+    """AdamW on a run."""
+    b1, r1, b2, r2, decay, length, root, eps = _scalars(p, scalars)
+    for i in range(p.size):
+        p[i], first[i], second[i] = m.adamw(
+            p[i], g[i], first[i], second[i], b1, r1, b2, r2, decay, length, root, eps
+        )
+
+
+@kernel
+def _erase(p, first, second, mask):
+    """Set a run to zero where its mask is False, with the moments."""
+    zero = p.dtype.type(0)
+    for i in range(p.size):
+        keep = mask[i]
+        p[i] = p[i] if keep else zero
+        first[i] = first[i] if keep else zero
+        second[i] = second[i] if keep else zero
+
+
+@kernel
+def _add_squares(p, sums):
+    """Add the squares of a run to the sums of its columns."""
+    for i in range(p.size):
+        a = np.float64(p[i])
+        sums[i] += a * a
+
+
+@kernel
+def _multiply(p, factors):
+    """Multiply a run by its columns' factors; a zero gives +0."""
+    zero = p.dtype.type(0)
+    for i in range(p.size):
+        p[i] = p[i] * factors[i] if factors[i] != zero else zero
+
+
+# --- single entries ----------------------------------------------------------------------
+
+
+@kernel
+def step_entries(p, g, first, second, scalars, threshold, gamma, mask, begin, end):
+    """AdamW, soft threshold and mask on chunks begin..end−1; `gamma` and `mask` may be empty."""
+    t = p.dtype.type(threshold)
+    length = RUN if mask.size else CHUNK
+    for at in range(begin * CHUNK, min(end * CHUNK, p.size), length):
+        stop = min(at + length, p.size)
+        run, moment, square = p[at:stop], first[at:stop], second[at:stop]
+        _step_and_shrink(run, g[at:stop], moment, square, scalars, t, gamma[at:stop])
+        if mask.size:
+            _erase(run, moment, square, mask[at:stop])
+
+
+@kernel
+def weigh_entries(p, eps, gamma, begin, end):
+    """The weights γ of single entries, chunks begin..end−1."""
+    run = p[begin * CHUNK : min(end * CHUNK, p.size)]
+    weight = gamma[begin * CHUNK : min(end * CHUNK, p.size)]
+    for i in range(run.size):
+        weight[i] = m.block_weight(np.float64(abs(run[i])), eps)
+
+
+# --- blocks --------------------------------------------------------------------------------
+
+
+@kernel
+def _tile_width(columns, width):
+    """Columns of a tile: as many blocks as fit into a run, or one."""
+    return min(width if width > RUN else RUN // width * width, columns)
+
+
+@kernel
+def tiles_of(rows, columns, height, width):
+    """Number of tiles of a matrix."""
+    wide = _tile_width(columns, width)
+    return (rows + height - 1) // height * ((columns + wide - 1) // wide)
+
+
+@kernel
+def _place(tile, shape):
+    """A tile's first entry, its rows and columns, its first block and number of blocks."""
+    rows, columns, height, width = shape
+    wide = _tile_width(columns, width)
+    strips, across = (columns + wide - 1) // wide, (columns + width - 1) // width
+    down = (rows + height - 1) // height
+    line, j = tile // strips, tile % strips * wide  # the row of blocks, and the column
+    matrix, i = line // down, line % down * height
+    wide = min(wide, columns - j)
+    at = (matrix * rows + i) * columns + j
+    block = line * across + j // width
+    return at, min(height, rows - i), wide, block, (wide + width - 1) // width
+
+
+@kernel
+def _limits(limits, threshold, gamma, block):
+    """The thresholds of the norms of a tile's blocks."""
+    if gamma.size:
+        weight = gamma[block : block + limits.size]
+        for b in range(limits.size):
+            limits[b] = threshold * np.float64(weight[b])
+    else:
+        limits[:] = threshold
+
+
+@kernel
+def _to_norms(norms, sums, limits, p, at, tall, wide, shape):
+    """The norms of a tile's blocks, from the sums of squares of its columns, which are spent.
+
+    Where squares over- or underflow, the block is read again; not if its norm is so far below
+    its limit that zero will do.
+    """
+    _, columns, _, width = shape
+    if width > RUN:
+        groups.sum_by_width(sums, RUN, norms)
+    else:
+        groups.sum_by_width(sums[:wide], width, norms)
+    lost = False
+    for b in range(norms.size):
+        s = norms[b]
+        lost |= (s > HUGE) | ((s < TINY) & (limits[b] < FAR))
+        norms[b] = math.sqrt(s)
+    if lost:
+        for b in range(norms.size):
+            if norms[b] > math.sqrt(HUGE) or (norms[b] < math.sqrt(TINY) and limits[b] < FAR):
+                first = b * width
+                norms[b] = _norm(p, at + first, tall, columns, min(width, wide - first))
+
+
+@kernel
+def _norm(p, at, rows, columns, width):
+    """The norm of a block in the unit of its largest entry."""
+    top = 0.0
+    for i in range(rows):
+        for j in range(width):
+            a = np.float64(abs(p[at + i * columns + j]))
+            top = a if a > top else top
+    if top == 0.0 or top == math.inf:
+        return top
+    total = 0.0
+    for i in range(rows):
+        for j in range(width):
+            a = np.float64(p[at + i * columns + j]) / top
+            total += a * a
+    return top * math.sqrt(total)
+
+
+@kernel
+def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, begin, end):
+    """AdamW, mask and shrinkage of the blocks of tiles begin..end−1.
+
+    `shape` has the rows and columns of the matrices that p holds one behind the other, and the
+    height and width of a block.  `gamma` and `mask` may be empty.
+    """
+    columns, width = shape[1], shape[3]
+    sums, norms, limits = np.empty(RUN), np.empty(RUN), np.empty(RUN)
+    line = np.empty(RUN, p.dtype)
+    for tile in range(begin, end):
+        at, tall, wide, block, count = _place(tile, shape)
+        sums[: RUN if width > RUN else wide] = 0.0
+        for i in range(tall):
+            for j in range(0, wide, RUN):
+                start = at + i * columns + j
+                stop = start + min(RUN, wide - j)
+                run, moment, square = p[start:stop], first[start:stop], second[start:stop]
+                _step(run, g[start:stop], moment, square, scalars)
+                if mask.size:
+                    _erase(run, moment, square, mask[start:stop])
+                _add_squares(run, sums)
+        norm, limit = norms[:count], limits[:count]
+        _limits(limit, threshold, gamma, block)
+        _to_norms(norm, sums, limit, p, at, tall, wide, shape)
+        for b in range(count):
+            norm[b] = m.shrinkage(norm[b], limit[b])
+        used = line[: min(wide, RUN)]
+        groups.spread(norm, min(width, used.size), used)
+        for i in range(tall):
+            for j in range(0, wide, RUN):
+                start = at + i * columns + j
+                _multiply(p[start : start + min(RUN, wide - j)], line)
+
+
+@kernel
+def weigh_blocks(p, eps, gamma, shape, begin, end):
+    """The weights γ of the blocks of tiles begin..end−1."""
+    columns, width = shape[1], shape[3]
+    sums, norms, limits = np.empty(RUN), np.empty(RUN), np.empty(RUN)
+    for tile in range(begin, end):
+        at, tall, wide, block, count = _place(tile, shape)
+        sums[: RUN if width > RUN else wide] = 0.0
+        for i in range(tall):
+            for j in range(0, wide, RUN):
+                start = at + i * columns + j
+                _add_squares(p[start : start + min(RUN, wide - j)], sums)
+        norm, limit = norms[:count], limits[:count]
+        limit[:] = eps
+        _to_norms(norm, sums, limit, p, at, tall, wide, shape)
+        weight = gamma[block : block + count]
+        for b in range(count):
+            weight[b] = m.block_weight(norm[b], eps)
