@@ -1,9 +1,13 @@
-"""Which kind of array came in: one in the host's memory, or one on a GPU."""
+"""Which kind of array came in: one in the host's memory, one on a GPU, or a torch tensor."""
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def on_device(x: Any) -> bool:
@@ -16,3 +20,35 @@ def on_device(x: Any) -> bool:
     if type(x).__module__.startswith("numba.cuda.simulator."):
         return True
     return hasattr(x, "__cuda_array_interface__")
+
+
+def takes_tensors(function: _F) -> _F:
+    """Let a public function, whose data is its parameter x, take torch tensors as well.
+
+    Neither torch nor what serves it is imported before a tensor comes in.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        # Every call passes here: two branches without keywords, and no tuple built anew.
+        if args and type(args[0]) is np.ndarray:
+            return function(*args, **options) if options else function(*args)
+        if not _of_torch(args[0] if args else options.get("x")):
+            return function(*args, **options)
+        from . import torch as tensors
+
+        if not args:
+            args = (options.pop("x"),)
+        return tensors.call(function, *args, options=options)
+
+    return call  # type: ignore[return-value]
+
+
+def _of_torch(x: Any) -> bool:
+    """Whether x is a tensor or a list with one in it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):  # the latter while it is being imported
+        return False
+    if type(x) is list or type(x) is tuple:
+        return any(isinstance(part, torch.Tensor) for part in x)
+    return isinstance(x, torch.Tensor)

@@ -13,6 +13,7 @@ from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
+from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
 from ._threads import resolve_workers, run_split
@@ -70,6 +71,7 @@ class BilevelInfo:
     converged: bool | NDArray[np.bool_]
 
 
+@takes_tensors
 def project_bilevel(
     x: ArrayLike,
     level: ArrayLike | None = None,
@@ -243,7 +245,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     if not direct:
         _groups.deliver(data, write, result)
     if len(info) > 1 or (len(info) == 1 and info[0, 0] == m.CAPPED):
-        warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 3)
+        warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 4)
     return (result, _info(data, parts, result, radii, info)) if full_output else result
 
 
@@ -332,6 +334,7 @@ def _info(data, parts, result, radii, info):
     )  # fmt: skip
 
 
+@takes_tensors
 def project_l1inf_ball(
     x: ArrayLike,
     radius: ArrayLike,
@@ -498,6 +501,7 @@ class _L1Inf:
         run_split(partial(kernels.apply, z, True, *groups, bounds, out), len(z), workers)
 
 
+@takes_tensors
 def level_for_groups(
     x: ArrayLike, n_groups: ArrayLike, *, groups: Any = "columns", inner: str = "linf"
 ) -> Any:

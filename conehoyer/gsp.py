@@ -10,7 +10,7 @@ import numpy as np
 from . import _checks
 from . import _math as m
 from ._cpu import gsp as kernels
-from ._dispatch import on_device
+from ._dispatch import on_device, takes_tensors
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
 
@@ -56,6 +56,7 @@ class GSPInfo:
     converged: bool
 
 
+@takes_tensors
 def project_gsp(
     x: Any,
     sparseness: float,
@@ -220,7 +221,7 @@ def project_gsp(
             f"the group sparse projection stopped after {verdict.passes} passes at the mean "
             f"sparseness {1.0 - verdict.mean}; the result is the best known",
             ConvergenceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     results = [_checks.deliver(s, goal) for s, (_, goal) in zip(slices, targets, strict=True)]
     result = results if several else results[0]

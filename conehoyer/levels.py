@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike
 from . import _checks
 from . import _math as m
 from ._cpu import engine, passes
-from ._dispatch import on_device
+from ._dispatch import on_device, takes_tensors
 from .scores import hoyer_score
 
 
+@takes_tensors
 def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any:
     """The largest level at which `project_cai` leaves at most `nnz` nonzeros.
 

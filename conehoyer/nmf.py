@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from . import _checks
 from ._cpu import hals
-from ._dispatch import on_device
+from ._dispatch import on_device, takes_tensors
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
 
@@ -77,6 +77,7 @@ class NMFResult:
     reseeded: int = 0
 
 
+@takes_tensors
 def nmf_hals(
     x: Any,
     rank: int,
@@ -110,7 +111,7 @@ def nmf_hals(
     Parameters
     ----------
     x : array_like or scipy.sparse matrix or array, shape (m, n)
-        The data, real and nonnegative.  On a GPU: a dense array of CuPy, Numba or torch.
+        The data, real and nonnegative.  A tensor of torch, or an array on a GPU, is dense.
     rank : int
         Number of components, at least 1.  It may exceed min(m, n).
     init : {"nndsvd", "random"} or pair (W0, H0), default "nndsvd"
@@ -812,6 +813,6 @@ class _Run:
                 f"nmf_hals reached max_iter={max_iter} with KKT residual {kkt:.3g} > tol={tol}: "
                 "raise max_iter or tol",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return result

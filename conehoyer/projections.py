@@ -7,6 +7,7 @@ import numpy as np
 from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
+from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
@@ -16,6 +17,7 @@ _NO_LOG = np.empty(0)
 _MOST = np.finfo(float).max
 
 
+@takes_tensors
 def project_cai(
     x,
     level,
@@ -153,6 +155,7 @@ def project_cai(
     )  # fmt: skip
 
 
+@takes_tensors
 def project_hoyer(
     x,
     sparseness=None,
@@ -321,6 +324,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
     return level_of_ratio(ratios, n), norms
 
 
+@takes_tensors
 def project_l1_ball(
     x,
     radius=1.0,
@@ -422,6 +426,7 @@ def project_l1_ball(
     )  # fmt: skip
 
 
+@takes_tensors
 def project_simplex(
     x,
     total=1.0,
@@ -622,7 +627,7 @@ def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info,
 def _complain(status, check_finite):
     if check_finite and (status == m.NONFINITE).any():
         raise _checks.not_finite()
-    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 4)
+    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 5)
 
 
 def _info(s, result, info, log):

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from . import _checks
 from . import _math as m
 from ._cpu import scores as kernels
-from ._dispatch import on_device
+from ._dispatch import on_device, takes_tensors
 from ._threads import resolve_workers, run_split
 
 _PARALLEL_FROM = 1 << 16
@@ -41,6 +41,7 @@ def _shaped(s, values, keepdims):
     return values[()]
 
 
+@takes_tensors
 def cai_score(
     x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
 ) -> Any:
@@ -94,6 +95,7 @@ def cai_score(
     return _score(x, axis, keepdims, workers, m.SIGNED)
 
 
+@takes_tensors
 def hoyer_score(
     x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
 ) -> Any:
@@ -146,6 +148,7 @@ def hoyer_score(
     return _score(x, axis, keepdims, workers, m.MAGNITUDES)
 
 
+@takes_tensors
 def hoyer_sparseness(
     x: ArrayLike, *, axis: int | None = -1, keepdims: bool = False, workers: int | None = None
 ) -> Any:
@@ -198,6 +201,7 @@ def hoyer_sparseness(
     return _score(x, axis, keepdims, workers, m.SPARSENESS)
 
 
+@takes_tensors
 def gsp_score(
     x: Any,
     *,

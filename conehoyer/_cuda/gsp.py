@@ -382,7 +382,7 @@ def project(slices, x, several, sparseness, out, overwrite_x, check_finite, full
                     f"the group sparse projection stopped after {int(verdict[11])} passes at the "
                     f"mean sparseness {1.0 - verdict[10]}; the result is the best known",
                     ConvergenceWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         results = [
             arrays.deliver(home, goal, s.axis, s.dtype)

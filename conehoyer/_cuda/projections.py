@@ -90,7 +90,7 @@ def complain(home, flags, count, parameter, name):
         )
     if seen[engine.NONFINITE]:
         raise not_finite()
-    warn_capped(int(seen[engine.CAPPED]), count, 4)
+    warn_capped(int(seen[engine.CAPPED]), count, 5)
 
 
 def _info(s, report):

@@ -1,0 +1,329 @@
+"""PyTorch tensors: into the functions of this library, out of them, and gradients back.
+
+The public functions call this module by themselves when they get a tensor.  A tensor on the
+CPU lends its memory to a NumPy array; one on a GPU is taken by the kernels there.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
+
+from . import _vjp
+
+__all__: list[str] = []
+
+_NO_GRADIENT = {"level_for_nnz", "level_for_groups"}  # their results are parameters
+_OF_LISTS = {"project_gsp", "gsp_score"}  # each array of a list is a vector
+
+
+def call(function: Callable, x: Any, *args: Any, options: dict) -> Any:
+    """Call a public function with a tensor, or a list of tensors, as its data."""
+    name, several = function.__name__, isinstance(x, (list, tuple))
+    parts = list(x) if several else [x]
+    for i, part in enumerate(parts):
+        _check(part, f"x[{i}]" if several else "x")
+    if several and (name not in _OF_LISTS or not any(t.dim() for t in parts)):
+        parts, several = [torch.stack(parts)], False  # one array, as NumPy would make of them
+    out = options.pop("out", None)
+    goals = _goals(out, several, len(parts))
+    recording = torch.is_grad_enabled() and name not in _NO_GRADIENT
+    wanted = recording and any(t.requires_grad for t in parts)
+    if out is not None and recording and (wanted or any(t.requires_grad for t in goals)):
+        raise RuntimeError(
+            "out= has no gradient, but a tensor requires one: call under torch.no_grad(), or "
+            "without out"
+        )
+    if wanted and options.get("overwrite_x"):
+        if any(t.is_leaf and t.requires_grad for t in parts):
+            raise RuntimeError(
+                "a leaf tensor that requires a gradient cannot be overwritten: call under "
+                "torch.no_grad(), or without overwrite_x"
+            )
+        options["overwrite_x"] = False  # y is needed for the gradient
+    if wanted and name == "nmf_hals":
+        raise RuntimeError("nmf_hals has no gradient, but x requires one: pass x.detach()")
+    names = function.__code__.co_varnames[1:]  # of the parameters after x
+    args = tuple(_parameter(value, own) for value, own in zip(args, names, strict=False))
+    options = {own: _parameter(value, own) for own, value in options.items()}
+    job = _Job(function, several, goals, args, options)
+    if wanted:
+        results = _Recorded.apply(job, *parts)
+    else:
+        results = job.run(parts)
+    if out is not None:
+        result = out
+    else:
+        result = list(results) if job.listed else results[0]
+    return (result, job.info) if options.get("full_output") else result
+
+
+# --- tensors as arrays -------------------------------------------------------------------
+
+
+def _check(t, name):
+    """Raise unless the data can be taken."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor as the others are, got {type(t).__name__}")
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {t.layout}: pass {name}.to_dense()")
+    if t.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{name} must lie on the CPU or a CUDA device, got {t.device}")
+
+
+def _goals(out, several, count):
+    """The tensors of `out`."""
+    if out is None:
+        return [None] * count
+    if several and not isinstance(out, (list, tuple)):
+        raise TypeError(f"out must be a list of tensors as x is, got {type(out).__name__}")
+    goals = list(out) if several else [out]
+    if len(goals) != count:
+        raise ValueError(f"out must have as many tensors as x, {count}, got {len(goals)}")
+    for t in goals:
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"out must be a tensor as x is, got {type(t).__name__}")
+        if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
+            raise ValueError("out must not be an expanded tensor: its entries share memory")
+    return goals
+
+
+_BITS = importlib.util.find_spec("ml_dtypes") is not None
+
+
+def _array(t):
+    """The memory of a tensor on the CPU as a NumPy array; a tensor on a GPU as it is."""
+    t = t.detach()
+    if t.is_cuda:
+        return t
+    if t.dtype is not torch.bfloat16:
+        return t.numpy()
+    if not _BITS:
+        return t.float().numpy()
+    import ml_dtypes
+
+    return t.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+
+
+def _tensor(value):
+    """What a function returned, as a tensor."""
+    if isinstance(value, torch.Tensor) or value is None:
+        return value
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _parameter(value, name):
+    """A keyword or a parameter as the functions take it; through a tensor flows no gradient."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{name} requires a gradient, and only x gets one: pass {name}.detach()"
+            )
+        return _array(value.float() if value.dtype is torch.bfloat16 else value)
+    if name == "init" and isinstance(value, (list, tuple)):
+        return tuple(_parameter(part, f"{name}[{i}]") for i, part in enumerate(value))
+    if name == "callback" and value is not None:
+        return lambda iteration, state: value(iteration, _report(state))
+    return value
+
+
+def _report(info):
+    """A report whose numbers and arrays are tensors; the scalars of the host stay there."""
+    changes = {
+        field.name: _tensor(getattr(info, field.name))
+        for field in dataclasses.fields(info)
+        if isinstance(getattr(info, field.name), (np.ndarray, np.generic))
+    }
+    return dataclasses.replace(info, **changes)
+
+
+# --- the call ----------------------------------------------------------------------------
+
+
+class _Job:
+    """One call: a public function, its parameters, and where the results go."""
+
+    def __init__(self, function, several, goals, args, options):
+        self.function, self.name = function, function.__name__
+        self.several, self.goals, self.args, self.options = several, goals, args, options
+        self.listed = several and self.name == "project_gsp"  # so is the result
+        self.info = None
+
+    def run(self, parts, report=False):
+        """The results, tensors without a gradient; fills in `info`."""
+        rounded = not _BITS and any(t.dtype is torch.bfloat16 and not t.is_cuda for t in parts)
+        options = dict(self.options)
+        written = [t for t in self.goals if t is not None]
+        arrays = [_array(t.resolve_neg()) for t in parts]
+        if written and not rounded:
+            goals = [_array(t) for t in self.goals]
+            options["out"] = goals if self.several else goals[0]
+        if report:
+            options["full_output"] = True
+        if options.get("overwrite_x"):
+            written = parts
+        try:
+            answer = self.function(arrays if self.several else arrays[0], *self.args, **options)
+        finally:
+            for t in written:  # as autograd expects of whoever writes
+                if not t.is_inference():
+                    increment_version(t)
+        if self.name == "nmf_hals":
+            return [_report(answer)]
+        if options.get("full_output"):
+            answer, self.info = answer[0], _report(answer[1])
+        results = [_tensor(value) for value in (answer if self.listed else [answer])]
+        if rounded and self.name.startswith("project_"):
+            results = [r.to(t.dtype) for r, t in zip(results, parts, strict=True)]
+            for t, r in zip(self.goals, results, strict=True):
+                if t is None:
+                    continue
+                if t.shape != r.shape or t.dtype != r.dtype:
+                    raise ValueError(
+                        f"out must have the result's shape {tuple(r.shape)} and dtype {r.dtype}, "
+                        f"got {tuple(t.shape)} and {t.dtype}"
+                    )
+                t.copy_(r)
+        if options.get("overwrite_x"):
+            results = [
+                t if t.data_ptr() == r.data_ptr() else r
+                for t, r in zip(parts, results, strict=True)
+            ]
+        return results
+
+
+class _Recorded(torch.autograd.Function):
+    """A call that autograd knows of."""
+
+    @staticmethod
+    def forward(ctx, job, *parts):
+        grouped = job.name in ("project_bilevel", "project_l1inf_ball")
+        results = job.run(parts, report=grouped)
+        ctx.job, ctx.count = job, len(parts)
+        radii = [_tensor(job.info.radii)] if grouped else []
+        ctx.save_for_backward(*parts, *results, *radii)
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        parts, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        return None, *_pull(ctx.job, gradients, parts, results)
+
+
+# --- gradients ---------------------------------------------------------------------------
+
+
+def _pull(job, gs, ys, xs):
+    """The gradients of the inputs ys, from those of the results xs.
+
+    16-bit formats are computed in float32, as the projections are.
+    """
+    lifted = [torch.promote_types(y.dtype, torch.float32) for y in ys]
+    dtypes = [y.dtype for y in ys]
+    ys = [y.to(d) for y, d in zip(ys, lifted, strict=True)]
+    if job.name == "gsp_score":
+        results = _of_gsp_score(job, gs[0], ys)
+    elif job.name in _SCORES:
+        results = [_of_score(job, gs[0].to(lifted[0]), ys[0])]
+    else:
+        gs = [g.to(d) for g, d in zip(gs, lifted, strict=True)]
+        radii = xs[len(ys) :]
+        xs = [x.to(d) for x, d in zip(xs, lifted, strict=False)]
+        if radii:
+            results = [_of_groups(job, gs[0], xs[0], ys[0], radii[0])]
+        elif job.name == "project_gsp":
+            results = _of_gsp(job, gs, xs, ys)
+        else:
+            results = [_of_vectors(job, gs[0], xs[0], ys[0])]
+    return [r.to(d) for r, d in zip(results, dtypes, strict=True)]
+
+
+def _last(t, axis):
+    """The axis of the slices as the last one; None takes everything as one slice."""
+    return t.reshape(-1) if axis is None else t.movedim(axis, -1)
+
+
+def _back(t, axis, shape):
+    return t.reshape(shape) if axis is None else t.movedim(-1, axis)
+
+
+def _of_vectors(job, g, x, y):
+    options, axis = job.options, job.options.get("axis", -1)
+    nonneg = bool(options.get("nonneg", False))
+    shape = y.shape
+    g, x, y = (_last(t, axis) for t in (g, x, y))
+    if job.name == "project_simplex":
+        result = _vjp.simplex(g, x)
+    elif job.name == "project_l1_ball":
+        result = _vjp.ball(g, x, y, nonneg)
+    elif job.name == "project_cai":
+        result = _vjp.cone(g, x, y, nonneg)
+    else:
+        result = _vjp.hoyer(g, x, y, options.get("l2") is None)
+    return _back(result, axis, shape)
+
+
+def _of_gsp(job, gs, xs, ys):
+    axis = None if job.listed else job.options.get("axis", -1)
+    shapes = [y.shape for y in ys]
+    gs, xs, ys = ([_last(t, axis) for t in part] for part in (gs, xs, ys))
+    results = _vjp.gsp(gs, xs, ys)
+    return [_back(r, axis, shape) for r, shape in zip(results, shapes, strict=True)]
+
+
+def _of_groups(job, g, x, y, radii):
+    if y.numel() == 0:
+        return g
+    options, shape = job.options, y.shape
+    partition = _vjp.Partition(options.get("groups", "columns"), shape, y.device)
+    g, x, y = (partition.matrices(t) for t in (g, x, y))
+    u = partition.values(radii, len(y))
+    if job.name == "project_l1inf_ball":
+        return _vjp.l1inf(g, x, y, u, partition).reshape(shape)
+    if options.get("radius") is not None:
+        outer = _vjp.outer_ball
+    else:
+        outer = _vjp.outer_within if options.get("feasible", False) else _vjp.outer_cone
+    inner = options.get("inner", "linf")
+    return _vjp.bilevel(g, x, y, u, partition, inner, outer).reshape(shape)
+
+
+_SCORES = {
+    "cai_score": lambda g, y: _vjp.squared_ratio(g, y, torch.ones_like(y)),
+    "hoyer_score": lambda g, y: _vjp.squared_ratio(g, y, y.sign()),
+    "hoyer_sparseness": _vjp.sparseness,
+}
+
+
+def _of_score(job, g, y):
+    axis, shape = job.options.get("axis", -1), y.shape
+    if y.numel() == 0:
+        return torch.zeros_like(y)
+    if axis is None:
+        g = g.reshape(1)
+    else:
+        g = g.movedim(axis, -1) if job.options.get("keepdims", False) else g.unsqueeze(-1)
+    return _back(_SCORES[job.name](g, _last(y, axis)), axis, shape)
+
+
+def _of_gsp_score(job, g, ys):
+    axis = None if job.several else job.options.get("axis", -1)
+    results = []
+    for y in ys:
+        if y.numel() == 0:
+            results.append(torch.zeros_like(y))
+            continue
+        z = _last(y, axis)
+        count = len(ys) if job.several else z.numel() // z.shape[-1]
+        share = (g.reshape(()).to(y.dtype) / count).expand(*z.shape[:-1], 1)
+        results.append(_back(_vjp.sparseness(share, z), axis, y.shape))
+    return results

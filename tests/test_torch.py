@@ -1,0 +1,806 @@
+"""Torch tensors in, torch tensors out, and their gradients."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conehoyer as ch
+
+torch = pytest.importorskip("torch")
+
+
+def normal(*shape, seed=0):
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape))
+
+
+def leaf(array, dtype=None):
+    return torch.tensor(array, dtype=dtype or torch.float64, requires_grad=True)
+
+
+LABELS = np.array([[0, 1, 1, 2, 0], [3, 0, 1, 2, 2], [0, 3, 3, 1, 2], [1, 1, 0, 3, 2]])
+EVERY = np.stack([LABELS, LABELS[::-1], (LABELS + 2) % 5])  # of shape (3, 4, 5)
+GROUPS = {
+    "columns": "columns", "rows": "rows", "diagonals": "diagonals", "blocks": (2, 2),
+    "large block": (9, 2), "labels": LABELS, "list": LABELS.tolist(), "all": EVERY,
+}  # fmt: skip
+VECTORS = {
+    "cai": lambda x, **k: ch.project_cai(x, 2.5, **k),
+    "cai l = 1": lambda x, **k: ch.project_cai(x, 1.0, **k),
+    "cai iterative": lambda x, **k: ch.project_cai(x, 2.5, method="iterative", **k),
+    "cai inside": lambda x, **k: ch.project_cai(x, 6.9, **k),
+    "cai nonneg": lambda x, **k: ch.project_cai(x, 2.5, nonneg=True, **k),
+    "cai nonneg inside": lambda x, **k: ch.project_cai(x, 6.9, nonneg=True, **k),
+    "hoyer": lambda x, **k: ch.project_hoyer(x, 0.7, **k),
+    "hoyer dense": lambda x, **k: ch.project_hoyer(x, 0.1, **k),
+    "hoyer s = 0": lambda x, **k: ch.project_hoyer(x, 0.0, **k),
+    "hoyer s = 1": lambda x, **k: ch.project_hoyer(x, 1.0, **k),
+    "hoyer l2": lambda x, **k: ch.project_hoyer(x, 0.7, l2=2.0, **k),
+    "hoyer l1 l2": lambda x, **k: ch.project_hoyer(x, l1=1.7, l2=1.0, **k),
+    "hoyer dense l1 l2": lambda x, **k: ch.project_hoyer(x, l1=2.4, l2=1.0, **k),
+    "hoyer nonneg": lambda x, **k: ch.project_hoyer(x, 0.7, nonneg=True, **k),
+    "hoyer nonneg dense": lambda x, **k: ch.project_hoyer(x, 0.05, nonneg=True, **k),
+    "hoyer alternating": lambda x, **k: ch.project_hoyer(x, 0.7, method="alternating", **k),
+    "ball": lambda x, **k: ch.project_l1_ball(x, 1.5, **k),
+    "ball condat": lambda x, **k: ch.project_l1_ball(x, 1.5, method="condat", **k),
+    "ball inside": lambda x, **k: ch.project_l1_ball(x, 50.0, **k),
+    "ball r = 0": lambda x, **k: ch.project_l1_ball(x, 0.0, **k),
+    "ball nonneg": lambda x, **k: ch.project_l1_ball(x, 1.5, nonneg=True, **k),
+    "ball nonneg inside": lambda x, **k: ch.project_l1_ball(x, 50.0, nonneg=True, **k),
+    "simplex": lambda x, **k: ch.project_simplex(x, 1.5, **k),
+    "simplex sort": lambda x, **k: ch.project_simplex(x, 1.5, method="sort", **k),
+    "simplex dense": lambda x, **k: ch.project_simplex(x, 90.0, **k),
+    "gsp": lambda x, **k: ch.project_gsp(x, 0.5, **k),
+    "gsp s = 1": lambda x, **k: ch.project_gsp(x, 1.0, **k),
+    "gsp almost 1": lambda x, **k: ch.project_gsp(x, 0.97, **k),
+    "gsp inside": lambda x, **k: ch.project_gsp(x, 0.01, **k),
+    "cai_score": lambda x, **k: ch.cai_score(x, **k),
+    "hoyer_score": lambda x, **k: ch.hoyer_score(x, **k),
+    "hoyer_sparseness": lambda x, **k: ch.hoyer_sparseness(x, **k),
+    "gsp_score": lambda x, **k: ch.gsp_score(x, **k),
+}
+MATRICES = {
+    "level": lambda x, **k: ch.project_bilevel(x, 2.5, **k),
+    "level l2": lambda x, **k: ch.project_bilevel(x, 2.5, inner="l2", **k),
+    "level l1": lambda x, **k: ch.project_bilevel(x, 2.5, inner="l1", **k),
+    "level 1": lambda x, **k: ch.project_bilevel(x, 1.0, inner="l2", **k),
+    "feasible": lambda x, **k: ch.project_bilevel(x, 2.5, feasible=True, **k),
+    "feasible l2": lambda x, **k: ch.project_bilevel(x, 2.5, inner="l2", feasible=True, **k),
+    "feasible l1": lambda x, **k: ch.project_bilevel(x, 2.5, inner="l1", feasible=True, **k),
+    "radius": lambda x, **k: ch.project_bilevel(x, radius=2.0, **k),
+    "radius l2": lambda x, **k: ch.project_bilevel(x, radius=2.0, inner="l2", **k),
+    "radius l1": lambda x, **k: ch.project_bilevel(x, radius=4.0, inner="l1", **k),
+    "radius 0": lambda x, **k: ch.project_bilevel(x, radius=0.0, **k),
+    "inside": lambda x, **k: ch.project_bilevel(x, 50.0, **k),
+    "inside l2": lambda x, **k: ch.project_bilevel(x, radius=500.0, inner="l2", **k),
+    "inside l1": lambda x, **k: ch.project_bilevel(x, radius=500.0, inner="l1", **k),
+    "exact": lambda x, **k: ch.project_l1inf_ball(x, 2.0, **k),
+    "exact, all kept": lambda x, **k: ch.project_l1inf_ball(x, 8.0, **k),
+    "exact inside": lambda x, **k: ch.project_l1inf_ball(x, 500.0, **k),
+    "exact 0": lambda x, **k: ch.project_l1inf_ball(x, 0.0, **k),
+}
+vectors = pytest.mark.parametrize("name", VECTORS)
+matrices = pytest.mark.parametrize("name", MATRICES)
+
+
+def check(function, *tensors):
+    assert torch.autograd.gradcheck(function, tensors, eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------
+# gradients
+
+
+@vectors
+@pytest.mark.parametrize("axis", [-1, 0, None])
+def test_gradient_of_vectors(name, axis):
+    y = normal(7, 9, seed=1)
+    check(lambda x: VECTORS[name](x, axis=axis), leaf(y))
+
+
+@vectors
+def test_gradient_of_a_single_vector(name):
+    check(VECTORS[name], leaf(normal(8, seed=3)))
+
+
+@matrices
+@pytest.mark.parametrize("groups", GROUPS)
+def test_gradient_of_groups(name, groups):
+    function = MATRICES[name]
+    check(lambda x: function(x, groups=GROUPS[groups]), leaf(normal(3, 4, 5, seed=5)))
+
+
+@matrices
+def test_gradient_of_one_matrix(name):
+    check(MATRICES[name], leaf(normal(6, 5, seed=2)))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gradient_of_a_list(seed):
+    rng = np.random.default_rng(seed)
+    parts = [leaf(rng.standard_normal(s)) for s in [(3, 4), (6,), (1,), (), (2, 5, 2), (0,)]]
+    parts.append(leaf(np.zeros(3)).detach())  # at zero there is no derivative
+    for sparseness in (0.4, 0.8, 0.99):
+        check(lambda *p, s=sparseness: tuple(ch.project_gsp(list(p), s)), *parts)
+    check(lambda *p: ch.gsp_score(p), *parts)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 30), st.floats(1.05, 6.0))
+def test_gradients_at_random_points(seed, n, level):
+    """Products with a vector against finite differences of the NumPy function alone."""
+    rng = np.random.default_rng(seed)
+    y, g, step = rng.standard_normal((3, n))
+    calls = {
+        "cai": lambda x: ch.project_cai(x, level),
+        "cai nonneg": lambda x: ch.project_cai(x, level, nonneg=True),
+        "hoyer": lambda x: ch.project_hoyer(x, min(level / 7, 0.9)),
+        "ball": lambda x: ch.project_l1_ball(x, level),
+        "simplex": lambda x: ch.project_simplex(x, level),
+    }
+    for name, call in calls.items():
+        x = leaf(y)
+        (call(x) * torch.from_numpy(g)).sum().backward()
+        h = 1e-7
+        ahead, behind = (call(y + s * h * step) for s in (1, -1))
+        if not np.array_equal(ahead != 0, behind != 0):
+            continue  # a kink between the two points
+        expected = g @ (ahead - behind) / (2 * h)
+        size = np.abs(g).sum() * (1 + np.abs((ahead - behind) / (2 * h)).max())
+        assert abs(x.grad.numpy() @ step - expected) < 1e-5 * size, name
+
+
+def differences(function, y, h=1e-6):
+    """The Jacobian of a NumPy function by central differences."""
+    columns = []
+    for i in range(y.size):
+        step = np.zeros(y.size)
+        step[i] = h
+        step = step.reshape(y.shape)
+        columns.append((function(y + step) - function(y - step)).ravel() / (2 * h))
+    return np.array(columns).T
+
+
+@matrices
+def test_against_differences_of_numpy(name):
+    y = normal(5, 4, seed=11)
+    expected = differences(MATRICES[name], y)
+    got = torch.autograd.functional.jacobian(MATRICES[name], torch.from_numpy(y))
+    np.testing.assert_allclose(got.numpy().reshape(20, 20), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e150])
+@pytest.mark.parametrize("name", ["cai", "hoyer", "gsp", "hoyer l1 l2"])
+def test_gradient_of_tiny_and_huge_data(name, scale):
+    y, g = normal(12, seed=4), torch.from_numpy(normal(12, seed=5))
+    grads = []
+    for unit in (1.0, scale):
+        x = leaf(y * unit)
+        (VECTORS[name](x) * g).sum().backward()
+        grads.append(x.grad.numpy() * (unit if name == "hoyer l1 l2" else 1.0))
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["level l2", "feasible l2", "level l1", "radius l2"])
+def test_gradient_of_groups_of_tiny_data(name):
+    y, g = normal(6, 5), torch.from_numpy(normal(6, 5, seed=1))
+    grads = []
+    for unit in (1.0, 2.0**-700, 2.0**600):
+        x = leaf(y * unit)
+        if name.startswith("radius"):
+            call = ch.project_bilevel(x, radius=2.0 * unit, inner="l2")
+        else:
+            call = MATRICES[name](x)
+        call.backward(g)
+        grads.append(x.grad.numpy())
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(grads[2], grads[0], rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_of_nearly_constant_data():
+    """The entries differ by 1e-12: only centred sums tell their slope."""
+    y = 1.0 + 1e-12 * normal(40, seed=7)
+    noise = y - 1.0  # exactly
+    g = normal(40, seed=8)
+    x = leaf(y)
+    z = ch.project_cai(x, 12.0)
+    (z * torch.from_numpy(g)).sum().backward()
+    # The same direction from the noise alone, and the formula of the docs.
+    raw = ch.project_hoyer(noise, l1=np.sqrt(12.0), l2=1.0, nonneg=True)
+    on = raw > 0
+    u = raw[on] - raw[on].mean()
+    slope = (u @ (noise[on] - noise[on].mean())) / (u @ u)
+    size = float(z.detach().norm())
+    h = g[on]
+    kappa = size / slope
+    expected = np.zeros(40)
+    expected[on] = kappa * (h - h.mean() - u * (u @ h) / (u @ u)) + raw[on] * (raw[on] @ h)
+    np.testing.assert_allclose(x.grad.numpy(), expected, rtol=1e-6)
+
+
+def test_gradient_is_homogeneous():
+    """Cones: x(t·y) = t·x(y), so the derivative along y is x."""
+    y = normal(50)
+    for call in (
+        lambda x: ch.project_cai(x, 9.0),
+        lambda x: ch.project_hoyer(x, 0.8),
+        lambda x: ch.project_gsp(x.reshape(5, 10), 0.6).reshape(-1),
+    ):
+        x = torch.from_numpy(y)
+        jacobian = torch.autograd.functional.jacobian(call, x)
+        torch.testing.assert_close(jacobian @ x, call(x))
+
+
+def test_gradient_in_float32_and_16_bits():
+    y, g = normal(64, 100), normal(64, 100, seed=1)
+    for dtype, tol in [(torch.float32, 1e-4), (torch.float16, 0.1), (torch.bfloat16, 0.5)]:
+        near = torch.tensor(y).to(dtype)
+        grads = []
+        for d in (torch.float64, dtype):
+            x = near.to(d).requires_grad_()
+            ch.project_cai(x, 20.0).backward(torch.tensor(g).to(dtype).to(d))
+            assert x.grad.dtype == d
+            grads.append(x.grad.double().numpy())
+        error = np.linalg.norm(grads[1] - grads[0], axis=1) / np.linalg.norm(grads[0], axis=1)
+        assert np.median(error) < tol, dtype
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed"])
+def test_incoming_gradient_of_any_layout(layout):
+    y = normal(4, 4)
+    g = torch.ones(()).double().expand(4, 4) if layout == "expanded" else torch.eye(4).double().T
+    x, z = leaf(y), leaf(y)
+    ch.project_cai(x, 2.0).backward(g)
+    ch.project_cai(z, 2.0).backward(g.contiguous())
+    torch.testing.assert_close(x.grad, z.grad, rtol=0, atol=0)
+
+
+@vectors
+@pytest.mark.parametrize("axis", [1, 0, None])
+def test_the_supports_alone_give_the_same_gradient(name, axis, monkeypatch):
+    """Large sparse results are reduced to their supports first."""
+    import conehoyer._vjp as vjp
+
+    grads = []
+    for least in (10**9, 0):
+        monkeypatch.setattr(vjp, "_PACK_FROM", least)
+        x = leaf(normal(7, 9, seed=1) ** 3)
+        result = VECTORS[name](x, axis=axis)
+        result.backward(torch.from_numpy(normal(*result.shape, seed=2)))
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------------------
+# points without a derivative: the choice that the docs state
+
+
+def gradient(call, y, g=None):
+    x = leaf(np.array(y, float))
+    result = call(x)
+    result.backward(torch.ones_like(result) if g is None else torch.tensor(g).double())
+    assert torch.isfinite(x.grad).all()
+    return x.grad.numpy()
+
+
+def test_ties_at_the_top_keep_the_direction():
+    """Only the line of x is left: x⟨x, g⟩/‖x‖²."""
+    y, g = [2.0, -2.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]
+    for level in (1.0, 1.5, 2.0, 2.5, 3.0):
+        x = ch.project_cai(np.array(y), level)
+        np.testing.assert_allclose(
+            gradient(lambda t, v=level: ch.project_cai(t, v), y, g), x * (x @ g) / (x @ x),
+            atol=1e-14,
+        )  # fmt: skip
+    x = ch.project_hoyer(np.array(y), l1=1.2, l2=1.0)
+    got = gradient(lambda t: ch.project_hoyer(t, l1=1.2, l2=1.0), y, g)
+    np.testing.assert_array_equal(got, np.zeros(4))
+
+
+@pytest.mark.parametrize("n", [7, 100, 3000])
+def test_ties_are_ties_for_all_their_rounding(n):
+    y, g = np.full(n, 0.1), normal(n)
+    x = ch.project_cai(y, 3.7)
+    got = gradient(lambda t: ch.project_cai(t, 3.7), y, g)
+    np.testing.assert_allclose(got, x * (x @ g) / (x @ x), atol=1e-14)
+    np.testing.assert_array_equal(gradient(lambda t: ch.project_hoyer(t, l1=1.7, l2=1.0), y, g), 0)
+    # Columns that hold the same numbers in another order: their norms tie up to rounding.
+    rng = np.random.default_rng(0)
+    column = rng.standard_normal(n)
+    y = np.stack([rng.permutation(column) for _ in range(6)], 1)
+    for inner in ("l2", "l1"):
+        for feasible in (False, True):
+            got = gradient(
+                lambda t, i=inner, f=feasible: ch.project_bilevel(t, 2.5, inner=i, feasible=f),
+                y, normal(n, 6, seed=1),
+            )  # fmt: skip
+            assert np.abs(got).max() < 50.0
+
+
+def test_constant_vectors():
+    for n in (1, 2, 3, 1000):
+        y = np.full(n, 0.1)
+        got = gradient(lambda t: ch.project_cai(t, 1.0), y)
+        assert got[0] == 1.0 if n == 1 else np.allclose(got, np.eye(n)[0])
+        assert np.all(gradient(lambda t: ch.project_hoyer(t, l1=1.0, l2=1.0), y) == 0.0)
+        got = gradient(lambda t: ch.project_hoyer(t, 0.0), y)
+        np.testing.assert_allclose(got, np.ones(n))
+
+
+@pytest.mark.parametrize("name", [*VECTORS, *MATRICES])
+def test_zeros(name):
+    function = VECTORS.get(name) or MATRICES[name]
+    got = gradient(function, np.zeros((3, 7)))
+    expected = np.zeros((3, 7))
+    if "nonneg" not in name and name.startswith(
+        ("cai", "ball", "gsp", "level", "feasible", "radius", "inside", "exact")
+    ) and "score" not in name:  # fmt: skip
+        expected[:] = 1.0  # the input meets the constraint: the identity
+    if name.startswith("simplex"):
+        expected[:] = 0.0
+    np.testing.assert_allclose(got, expected, atol=1e-15)
+
+
+def test_entries_at_a_kink_get_nothing():
+    got = gradient(lambda t: ch.project_l1_ball(t, 2.0), [3.0, 1.0, 0.5], [1.0, 10.0, 100.0])
+    np.testing.assert_array_equal(got, [0.0, 0.0, 0.0])  # 1.0 is the threshold
+    got = gradient(lambda t: ch.project_cai(t, 9.0, nonneg=True), [1.0, 0.0, -1.0])
+    np.testing.assert_array_equal(got, [1.0, 0.0, 0.0])
+
+
+def test_tied_maxima_of_a_group_share():
+    y = np.array([[2.0, 1.0], [-2.0, 0.0], [0.5, 0.0]])
+    got = gradient(lambda t: ch.project_bilevel(t, radius=1.5), y, np.eye(3, 2))
+    # columns' norms 2 and 1 become 1.25 and 0.25: clipped are three entries
+    np.testing.assert_allclose(got, [[0.25, -0.5], [-0.25, 1.0], [0.0, 0.0]])
+
+
+def test_equalities_hold_for_admissible_inputs_too():
+    """Such an input comes back as it is, but it cannot move freely."""
+    y = np.array([0.25, 0.5, 0.75])
+    assert np.array_equal(ch.project_simplex(y, 1.5), y)
+    check(lambda t: ch.project_simplex(t, 1.5), leaf(y))
+    y = ch.project_hoyer(normal(9), l1=2.0, l2=1.0)
+    y[y == 0] = 0.0
+    got = gradient(lambda t: ch.project_hoyer(t, l1=2.0, l2=1.0), y, y)
+    np.testing.assert_allclose(got, 0.0, atol=1e-14)
+
+
+def test_the_boundary_of_the_ball_counts_as_inside():
+    got = gradient(lambda t: ch.project_l1_ball(t, 2.0), [1.5, -0.5], [3.0, 1.0])
+    np.testing.assert_array_equal(got, [3.0, 1.0])
+
+
+# ---------------------------------------------------------------------------
+# values
+
+
+DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*VECTORS, *MATRICES])
+def test_the_bits_are_those_of_numpy(name, dtype):
+    function = VECTORS.get(name) or MATRICES[name]
+    y = (3 * normal(6, 8)).astype(dtype)
+    for array in (y, y.T, y[::2, 1:]):
+        x = torch.from_numpy(y)
+        x = x.T if array.shape == (8, 6) else x[::2, 1:] if array.shape == (3, 7) else x
+        before = x.clone()
+        got = function(x)
+        expected = function(array)
+        assert isinstance(got, torch.Tensor)
+        assert got.numpy().dtype == np.asarray(expected).dtype
+        np.testing.assert_array_equal(got.numpy(), expected)
+        assert torch.equal(x, before)
+        assert not got.requires_grad
+
+
+@pytest.mark.parametrize("name", [*VECTORS, *MATRICES])
+def test_bfloat16(name, monkeypatch):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import conehoyer.torch as bridge
+
+    function = VECTORS.get(name) or MATRICES[name]
+    score = name in ("cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score")
+    x = torch.from_numpy(normal(6, 8)).to(torch.bfloat16)
+    y = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    expected = np.asarray(function(y))
+    for view, own in ((x, expected), (x.T.contiguous().T, expected)):
+        got = function(view)
+        assert got.dtype == (torch.float64 if score else torch.bfloat16)
+        np.testing.assert_array_equal(got.double().numpy(), own.astype(float))
+    monkeypatch.setattr(bridge, "_BITS", False)  # without ml_dtypes: in float32, rounded once
+    got = function(x)
+    np.testing.assert_allclose(got.double().numpy(), expected.astype(float), rtol=1e-2)
+    if not score:
+        assert got.dtype == torch.bfloat16
+        out = torch.empty_like(x)
+        assert function(x, out=out) is out
+        assert torch.equal(out, got)
+        z = x.clone().requires_grad_()
+        function(z).float().sum().backward()
+        assert z.grad.dtype == torch.bfloat16
+
+
+def test_parameters_may_be_tensors_or_arrays():
+    y = normal(4, 9)
+    x = torch.from_numpy(y)
+    levels = np.array([2.0, 3.0, 4.0, 5.0])
+    expected = ch.project_cai(y, levels)
+    for given_ in (levels, torch.from_numpy(levels), torch.tensor(levels).to(torch.bfloat16)):
+        np.testing.assert_array_equal(ch.project_cai(x, given_).numpy(), expected)
+        np.testing.assert_array_equal(ch.project_cai(x, level=given_).numpy(), expected)
+    one = ch.level_for_nnz(x, 3)
+    assert isinstance(one, torch.Tensor)
+    np.testing.assert_array_equal(one.numpy(), ch.level_for_nnz(y, 3))
+    assert torch.equal(torch.count_nonzero(ch.project_cai(x, one), 1), torch.tensor([3] * 4))
+    level = ch.level_for_groups(x, torch.tensor(2))
+    assert level.shape == ()
+    assert ch.project_bilevel(x, level).any(0).sum() == 2
+    labels = torch.arange(9).expand(4, 9)
+    got = ch.project_bilevel(x, level, groups=labels)
+    assert torch.equal(got, ch.project_bilevel(x, level))
+    x.requires_grad_()
+    ch.project_bilevel(x, level, groups=labels).square().sum().backward()
+    first, x.grad = x.grad, None
+    ch.project_bilevel(x, level).square().sum().backward()
+    torch.testing.assert_close(x.grad, first)
+    assert torch.equal(ch.project_gsp(x, torch.tensor(0.5)), ch.project_gsp(x, 0.5))
+
+
+def test_the_data_as_a_keyword():
+    x = torch.from_numpy(normal(9))
+    assert torch.equal(ch.project_cai(x=x, level=2.0), ch.project_cai(x, 2.0))
+
+
+def test_zero_dimensions_and_empty_tensors():
+    x = leaf(2.0)
+    ch.project_cai(x, 1.0, axis=None).backward()
+    assert x.grad == 1.0
+    with pytest.raises(np.exceptions.AxisError):
+        ch.project_cai(x, 1.0)
+    for function in (VECTORS | MATRICES).values():
+        for shape in [(0, 4), (4, 0), (2, 0, 3)]:
+            y = leaf(np.zeros(shape))
+            got = function(y)
+            got.sum().backward()
+            assert y.grad.shape == shape
+
+
+def test_reports_hold_tensors():
+    y = normal(5, 8)
+    for call in (
+        lambda x: ch.project_cai(x, 2.0, full_output=True),
+        lambda x: ch.project_bilevel(x, 2.0, full_output=True),
+        lambda x: ch.project_l1inf_ball(x, 2.0, full_output=True),
+        lambda x: ch.project_gsp(x, 0.7, full_output=True),
+    ):
+        x = leaf(y)
+        got, info = call(x)
+        expected, other = call(y)
+        np.testing.assert_array_equal(got.detach().numpy(), expected)
+        assert got.requires_grad
+        for field in info.__dataclass_fields__:
+            value, known = getattr(info, field), getattr(other, field)
+            if isinstance(known, np.ndarray | np.generic):
+                assert isinstance(value, torch.Tensor)
+                assert not value.requires_grad
+            np.testing.assert_array_equal(value, known)
+    _, info = ch.project_cai(torch.from_numpy(y[0]), 2.0, full_output=True)
+    assert isinstance(info.threshold, float)
+    assert isinstance(info.support, torch.Tensor)
+    (first, _), info = ch.project_gsp([x, x], 0.7, full_output=True)
+    assert first.requires_grad
+    assert isinstance(info.threshold, torch.Tensor)
+
+
+def test_lists():
+    arrays = [normal(4, 3), normal(7), normal(2, 2, 2)]
+    expected = ch.project_gsp(arrays, 0.6)
+    got = ch.project_gsp(tuple(map(torch.from_numpy, arrays)), 0.6)
+    assert isinstance(got, list)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+    numbers = [torch.tensor(v, requires_grad=True) for v in (3.0, 1.0, 2.0)]
+    score = ch.gsp_score(numbers)  # one vector, as for arrays
+    np.testing.assert_allclose(score.item(), ch.gsp_score([3.0, 1.0, 2.0]))
+    score.backward()
+    assert numbers[0].grad is not None
+    rows = [leaf(normal(5)), leaf(normal(5, seed=1))]
+    got = ch.project_cai(rows, 2.0)  # one array, for functions of arrays
+    assert got.shape == (2, 5)
+    got.square().sum().backward()
+    both = leaf(np.stack([normal(5), normal(5, seed=1)]))
+    ch.project_cai(both, 2.0).square().sum().backward()
+    torch.testing.assert_close(torch.stack([r.grad for r in rows]), both.grad)
+    with pytest.raises(TypeError, match=r"x\[1\] must be a tensor"):
+        ch.project_gsp([torch.ones(3), np.ones(3)], 0.5)
+    with pytest.raises(TypeError, match=r"x\[0\] must be a tensor"):
+        ch.gsp_score([np.ones(3), torch.ones(3)])
+
+
+def test_factorisation():
+    y = np.abs(normal(12, 9))
+    expected = ch.nmf_hals(y, 3, max_iter=500)
+    states = []
+
+    def callback(iteration, state):
+        states.append(state)
+
+    got = ch.nmf_hals(torch.from_numpy(y), 3, max_iter=500, callback=callback)
+    for name in ("W", "H", "error_history"):
+        value = getattr(got, name)
+        assert isinstance(value, torch.Tensor)
+        np.testing.assert_array_equal(value.numpy(), getattr(expected, name))
+    assert got.error == expected.error
+    assert isinstance(states[0].W, torch.Tensor)
+    start = torch.from_numpy(expected.W.copy()), torch.from_numpy(expected.H.copy())
+    again = ch.nmf_hals(
+        torch.from_numpy(y), 3, init=start, level_h=torch.tensor(4.0), max_iter=500, tol=1e-2
+    )
+    assert (ch.hoyer_score(again.H) <= 4.0 + 1e-9).all()
+    with pytest.raises(RuntimeError, match=r"detach"):
+        ch.nmf_hals(leaf(y), 3)
+    with torch.no_grad():
+        ch.nmf_hals(leaf(y), 3, max_iter=500)
+
+
+# ---------------------------------------------------------------------------
+# out, Parameters, the version counter
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["cai", "ball", "simplex", "hoyer", "gsp", *MATRICES])
+def test_parameters_are_projected_in_place(name, dtype):
+    function = VECTORS.get(name) or MATRICES[name]
+    p = torch.nn.Parameter(torch.from_numpy(normal(6, 8)).to(getattr(torch, dtype)))
+    expected = function(p.detach().clone())
+    version, pointer = p._version, p.data_ptr()
+    with torch.no_grad():
+        got = function(p, out=p)
+    assert got is p
+    assert p.data_ptr() == pointer
+    assert p._version > version
+    assert p.is_leaf
+    assert p.requires_grad
+    assert torch.equal(p, expected)
+
+
+def test_autograd_sees_that_out_was_written():
+    w = leaf(normal(5))
+    y = (w * w).sum()
+    with torch.no_grad():
+        ch.project_cai(w, 2.0, out=w)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    w = leaf(normal(5))
+    other = torch.zeros(5, dtype=torch.float64)
+    y = (w * other).sum()
+    ch.project_cai(w.detach(), 2.0, out=other)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+    w = leaf(normal(5)).detach()
+    y = (leaf(normal(5)) * w).sum()
+    assert ch.project_cai(w, 2.0, overwrite_x=True) is w
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_out_of_any_strides():
+    y = normal(4, 6)
+    for axis in (0, 1, None):
+        out = torch.full((6, 8), 7.0, dtype=torch.float64).T[::2]
+        assert ch.project_cai(torch.from_numpy(y), 2.0, axis=axis, out=out) is out
+        np.testing.assert_array_equal(out.numpy(), ch.project_cai(y, 2.0, axis=axis))
+    outs = [torch.empty(4, 6).double(), torch.empty(3).double()]
+    got = ch.project_gsp([torch.from_numpy(y), torch.ones(3).double()], 0.5, out=outs)
+    assert got is outs
+    np.testing.assert_array_equal(outs[0].numpy(), ch.project_gsp([y, np.ones(3)], 0.5)[0])
+
+
+def test_errors_of_out():
+    x, w = torch.from_numpy(normal(3, 5)), leaf(normal(3, 5))
+    for given_, out in [(x, w), (w, w), (w, x)]:
+        with pytest.raises(RuntimeError, match="no_grad"):
+            ch.project_cai(given_, 2.0, out=out)
+    with pytest.raises(RuntimeError, match="no_grad"):
+        ch.project_gsp([w, x], 0.5, out=[x, x.clone()])
+    with pytest.raises(TypeError, match="out must be a tensor"):
+        ch.project_cai(x, 2.0, out=np.empty((3, 5)))
+    with pytest.raises(TypeError, match="out must be a list"):
+        ch.project_gsp([x, x], 0.5, out=x)
+    with pytest.raises(ValueError, match="as many"):
+        ch.project_gsp([x, x], 0.5, out=[x])
+    with pytest.raises(TypeError, match="out must be a NumPy array"):
+        ch.project_cai(x.numpy(), 2.0, out=x)
+    with pytest.raises(ValueError, match="shape"):
+        ch.project_cai(x, 2.0, out=torch.empty(5, 3).double())
+    with pytest.raises(ValueError, match="dtype"):
+        ch.project_cai(x, 2.0, out=torch.empty(3, 5))
+    with pytest.raises(ValueError, match="expanded"):
+        ch.project_cai(x, 2.0, out=torch.zeros(1, 5).double().expand(3, 5))
+    with pytest.raises(RuntimeError, match="overwritten"):
+        ch.project_cai(w, 2.0, overwrite_x=True)
+    for t in (x, w):
+        np.testing.assert_array_equal(t.detach().numpy(), normal(3, 5))
+
+
+def test_errors_of_bfloat16_out_without_ml_dtypes(monkeypatch):
+    import conehoyer.torch as bridge
+
+    monkeypatch.setattr(bridge, "_BITS", False)
+    x = torch.ones(3, 5, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="dtype"):
+        ch.project_cai(x, 2.0, out=torch.empty(3, 5))
+    with pytest.raises(ValueError, match="shape"):
+        ch.project_cai(x, 2.0, out=torch.empty(5, dtype=torch.bfloat16))
+
+
+def test_overwriting_what_is_no_leaf():
+    w = leaf(normal(9))
+    y = 2.0 * w
+    before = y.detach().clone()
+    ch.project_cai(y, 2.0, overwrite_x=True).sum().backward()
+    assert torch.equal(y, before)  # the permission isn't used: the gradient needs y
+    assert w.grad is not None
+
+
+def test_other_errors():
+    x, w = torch.ones(3, 4), leaf(normal(3, 4))
+    for bad in (x.to_sparse(), torch.empty(3, 4, device="meta")):
+        with pytest.raises(TypeError):
+            ch.project_cai(bad, 2.0)
+    with pytest.raises(TypeError, match="dense"):
+        ch.project_cai(x.to_sparse(), 2.0)
+    with pytest.raises(TypeError, match="complex"):
+        ch.project_cai(x.to(torch.complex64), 2.0)
+    with pytest.raises(ValueError, match="finite"):
+        ch.project_cai(x * torch.nan, 2.0)
+    with pytest.raises(ValueError, match="level"):
+        ch.project_cai(w, 0.5)
+    level = torch.tensor(2.0, requires_grad=True)
+    for call, name in (
+        (lambda: ch.project_cai(x, level), "level"),
+        (lambda: ch.project_cai(w, level=level), "level"),
+        (lambda: ch.project_bilevel(w, radius=level), "radius"),
+        (lambda: ch.nmf_hals(x, 1, init=(leaf(normal(3, 1)), None)), r"init\[0\]"),
+    ):
+        with pytest.raises(RuntimeError, match=f"^{name} requires a gradient"):
+            call()
+    with torch.no_grad():
+        ch.project_cai(w, level)
+    ch.project_cai(w, level.detach())
+
+
+def test_values_without_a_check():
+    x = leaf([[1.0, torch.nan], [3.0, 1.0]])
+    z = ch.project_cai(x, 1.0, check_finite=False)
+    assert torch.isnan(z[0]).all()
+    z[1].sum().backward()
+    np.testing.assert_allclose(x.grad[1].numpy(), [1.0, 0.0])
+
+
+# ---------------------------------------------------------------------------
+# graphs
+
+
+def test_no_graph_where_none_is_wanted():
+    w = leaf(normal(3, 5))
+    with torch.no_grad():
+        assert ch.project_cai(w, 2.0).grad_fn is None
+    with torch.inference_mode():
+        got = ch.project_cai(w, 2.0)
+        assert got.grad_fn is None
+        own = torch.ones(4)
+        assert ch.project_cai(own, 2.0, out=own) is own
+    assert ch.project_cai(w.detach(), 2.0).grad_fn is None
+    assert ch.project_cai(w, 2.0).grad_fn is not None
+    assert ch.level_for_nnz(w, 2).grad_fn is None
+    assert ch.level_for_groups(w, 2).grad_fn is None
+
+
+def test_the_gradient_has_no_gradient():
+    w = leaf(normal(7))
+    (g,) = torch.autograd.grad(ch.project_cai(w, 2.0).square().sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()
+
+
+def test_only_some_of_a_list_need_a_gradient():
+    w, x = leaf(normal(7)), torch.from_numpy(normal(3, 3))
+    first, second = ch.project_gsp([w, x], 0.6)
+    second.square().sum().backward()  # through the multiplier that they share
+    assert w.grad.abs().sum() > 0
+    assert x.grad is None
+    assert first.requires_grad
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_training(inside):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
+    layer = model[0]
+    inputs = torch.randn(200, 20)
+    targets = inputs[:, :3].sum(1, keepdim=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        if inside:  # the projection is a part of the model
+            weight = ch.project_bilevel(layer.weight, 5.0, feasible=True)
+            hidden = torch.tanh(torch.nn.functional.linear(inputs, weight, layer.bias))
+            loss = (model[2](hidden) - targets).square().mean()
+        else:
+            loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        if not inside:
+            with torch.no_grad():
+                ch.project_bilevel(layer.weight, level=5.0, feasible=True, out=layer.weight)
+            weight = layer.weight
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert ch.hoyer_score(weight.detach().abs().amax(0)) < 5.001
+
+
+# ---------------------------------------------------------------------------
+# what torch costs those who do not use it
+
+
+def run(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_library_does_not_import_torch():
+    assert run(
+        "import sys, numpy as np, conehoyer\n"
+        "conehoyer.project_cai(np.arange(9.0), 2.0)\n"
+        "conehoyer.project_gsp([np.arange(9.0), [1.0, 2.0]], 0.5)\n"
+        "conehoyer.project_bilevel(np.ones((3, 4)), 2.0)\n"
+        "print('torch' in sys.modules, 'conehoyer.torch' in sys.modules)"
+    ) == "False False"  # fmt: skip
+
+
+def test_a_module_called_torch_that_is_none():
+    assert run(
+        "import sys, types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "import conehoyer; print(conehoyer.hoyer_score([1.0, 1.0]))"
+    ) == "2.0"  # fmt: skip
+
+
+def test_numpy_stays_numpy():
+    y = normal(4, 5)
+    for given_ in (y, y.tolist(), y.view(type("Own", (np.ndarray,), {}))):
+        assert type(ch.project_cai(given_, 2.0)) is np.ndarray
+    assert all(type(p) is np.ndarray for p in ch.project_gsp([y, y], 0.5))
+
+
+def test_functions_look_as_before():
+    import inspect
+
+    for name in ch.__all__:
+        function = getattr(ch, name)
+        if not inspect.isfunction(function) or name in ("get_workers", "level_for_sparseness"):
+            continue
+        assert function.__module__.startswith("conehoyer.")
+        assert "Parameters\n" in function.__doc__
+        assert "options" not in inspect.signature(function).parameters
+    with pytest.raises(TypeError, match=r"project_cai\(\) missing 2 required"):
+        ch.project_cai()
+    with pytest.raises(TypeError, match=r"project_cai\(\) got an unexpected keyword"):
+        ch.project_cai(np.ones(3), 1.0, levle=2.0)
+
+
+def test_a_warning_names_the_callers_line():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ch.nmf_hals(np.abs(normal(20, 10)), 4, max_iter=1)
+    assert caught[0].filename == __file__
