@@ -30,11 +30,15 @@ _HOME = {
     "set_workers": "_threads",
 }
 
+_MODULES = ["blocksparse", "optim", "torch"]  # with names of their own
+
 __version__ = "0.1.0.dev0"
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
@@ -43,4 +47,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,3 +1,6 @@
+from . import blocksparse as blocksparse
+from . import optim as optim
+from . import torch as torch
 from ._results import ConvergenceWarning as ConvergenceWarning
 from ._results import ProjectionInfo as ProjectionInfo
 from ._threads import get_workers as get_workers

@@ -77,8 +77,8 @@ class BlockPattern:
     Parameters
     ----------
     kept : array_like of bool, shape (R, C)
-        For each block whether it is kept.  `project_bilevel` gives it as ``info.kept``, for
-        ``groups=block_shape``.
+        For each block whether it is kept.  `conehoyer.project_bilevel` gives it as
+        ``info.kept``, for ``groups=block_shape``.
     block_shape : tuple of int
         Height and width of a block.
     shape : tuple of int, optional
@@ -87,8 +87,7 @@ class BlockPattern:
 
     See Also
     --------
-    compress : The nonzero blocks of a matrix, with their values.
-    BlockSparse.pattern : The pattern of such a matrix.
+    compress : The nonzero blocks of a matrix, with their values; it has a pattern.
 
     Examples
     --------
@@ -195,6 +194,20 @@ class BlockPattern:
         -------
         BlockSparse of shape (M, N)
             The products; in the precision of float32 if both arrays are of that kind.
+
+        Raises
+        ------
+        ValueError
+            If the shapes don't fit.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import BlockPattern
+        >>> pattern = BlockPattern(np.eye(2), (1, 2))
+        >>> pattern.sample([[1.0], [2.0]], [[1.0], [2.0], [3.0], [4.0]]).to_dense()
+        array([[1., 2., 0., 0.],
+               [0., 0., 6., 8.]])
         """
         q, k = _matrix(q, "q"), _matrix(k, "k")
         (m, n), (height, width) = self.shape, self.block_shape
@@ -242,6 +255,24 @@ class BlockPattern:
         ndarray of shape (..., M, E)
             ``softmax(scale * q @ k.T) @ v``, where entries outside the pattern count as −∞.  A
             row without a kept block is zero.
+
+        Raises
+        ------
+        ValueError
+            If the shapes don't fit.
+
+        Examples
+        --------
+        Each block of two tokens attends to itself:
+
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import BlockPattern
+        >>> pattern = BlockPattern(np.eye(2), (2, 2))
+        >>> pattern.attention(np.ones((4, 3)), np.ones((4, 3)), np.eye(4))
+        array([[0.5, 0.5, 0. , 0. ],
+               [0.5, 0.5, 0. , 0. ],
+               [0. , 0. , 0.5, 0.5],
+               [0. , 0. , 0.5, 0.5]])
         """
         q, k, v = (as_array(each, name) for each, name in ((q, "q"), (k, "k"), (v, "v")))
         if min(q.ndim, k.ndim, v.ndim) < 2:
@@ -263,6 +294,25 @@ class BlockSparse:
 
     Made by `compress`, `from_scipy`, `load` or `BlockPattern.sample`.  ``bs @ x`` and ``x @ bs``
     are products with dense arrays, by kernels that are compiled for the shape of the blocks.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the matrix.
+    dtype : dtype
+        The type of the values, float32 or float64.
+    block_shape : tuple of int
+        Height and width of a block.
+    n_blocks : int
+        How many blocks are kept.
+    density : float
+        The part of all blocks that is kept.
+    nbytes : int
+        Bytes of the values and of the places of the blocks.
+    pattern : BlockPattern
+        Which blocks are kept.
+    T : BlockSparse
+        The transposed matrix, made at the first use.
 
     See Also
     --------
@@ -330,7 +380,7 @@ class BlockSparse:
 
     @property
     def dtype(self) -> np.dtype:
-        """float32 or float64."""
+        """Type of the values, float32 or float64."""
         return self._values.dtype
 
     @property
@@ -350,7 +400,20 @@ class BlockSparse:
         return self._values.nbytes + sum(place.nbytes for place in places)
 
     def blocks(self) -> np.ndarray:
-        """Copy the blocks: shape (number, height, width), sorted by row and column."""
+        """Copy the blocks.
+
+        Returns
+        -------
+        ndarray of shape (n_blocks, height, width)
+            Sorted by row and column.  Blocks at the edges are filled up with zeros.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> compress(np.diag([1.0, 2.0, 3.0]), (1, 3)).blocks()[1]
+        array([[0., 2., 0.]])
+        """
         height, width = self.block_shape
         blocks = np.empty((self.n_blocks, height, width), self.dtype)
         held = _view(self._values, self._layout, self.n_blocks)
@@ -358,7 +421,21 @@ class BlockSparse:
         return blocks
 
     def to_dense(self) -> np.ndarray:
-        """Make the matrix with its zeros."""
+        """Make the matrix with its zeros.
+
+        Returns
+        -------
+        ndarray of shape (M, N)
+            A new array.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> compress(np.eye(2), (1, 1)).to_dense()
+        array([[1., 0.],
+               [0., 1.]])
+        """
         (rows, columns), (height, width) = self.pattern.grid, self.block_shape
         dense = np.zeros((rows, columns, height, width), self.dtype)
         dense[self.pattern._rows, self.pattern.indices] = self.blocks()
@@ -366,7 +443,25 @@ class BlockSparse:
         return np.ascontiguousarray(dense[: self.shape[0], : self.shape[1]])
 
     def to_scipy(self) -> Any:
-        """Make a `scipy.sparse.bsr_array`; blocks must divide the shape."""
+        """Make a `scipy.sparse.bsr_array`.
+
+        Returns
+        -------
+        scipy.sparse.bsr_array
+            With blocks of the same shape.
+
+        Raises
+        ------
+        ValueError
+            If the blocks don't divide the shape.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> compress(np.eye(4), (2, 2)).to_scipy().blocksize
+        (2, 2)
+        """
         from scipy import sparse
 
         if any(side % part for side, part in zip(self.shape, self.block_shape, strict=True)):
@@ -384,6 +479,16 @@ class BlockSparse:
         ----------
         file : str, path or file object
             Where to.
+
+        Examples
+        --------
+        >>> import io
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> file = io.BytesIO()
+        >>> compress(np.eye(4), (2, 2)).save(file)
+        >>> file.tell() > 0
+        True
         """
         np.savez(
             file, blocks=self.blocks(), indices=self.pattern.indices, indptr=self.pattern.indptr,
@@ -391,7 +496,30 @@ class BlockSparse:
         )  # fmt: skip
 
     def astype(self, dtype) -> "BlockSparse":
-        """Copy with values of another precision, float32 or float64."""
+        """Copy with values of another precision.
+
+        Parameters
+        ----------
+        dtype : dtype
+            The type float32 or float64.
+
+        Returns
+        -------
+        BlockSparse
+            Of the same pattern.
+
+        Raises
+        ------
+        TypeError
+            If dtype is another one.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> compress(np.eye(4), (2, 2)).astype(np.float32).dtype
+        dtype('float32')
+        """
         dtype = np.dtype(dtype)
         if dtype not in _KINDS:
             raise TypeError(f"dtype must be float32 or float64, got {dtype}")
@@ -420,6 +548,13 @@ class BlockSparse:
         -------
         BlockSparse
             Of the same pattern; each row that has a kept block sums to 1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> compress(np.array([[3.0, 3.0, 0.0, 0.0]]), (1, 2)).softmax().to_dense()
+        array([[0.5, 0.5, 0. , 0. ]])
         """
         layout, order = _layout(self.pattern, panels=False)
         values = self._values
@@ -473,6 +608,18 @@ class BlockSparse:
             If the shapes don't fit.
         TypeError
             If x is not an array of real numbers.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from conehoyer.blocksparse import compress
+        >>> bs = compress([[0.0, 2.0], [0.0, 3.0]], (2, 1))
+        >>> out = np.empty((2, 1))
+        >>> bs.matmul([[1.0], [10.0]], out=out) is out
+        True
+        >>> out
+        array([[20.],
+               [30.]])
         """
         x = as_array(x)
         length = self.shape[1]
@@ -747,8 +894,8 @@ def load(file) -> BlockSparse:
 def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np.ndarray:
     """Set all but some blocks of a matrix to zero.
 
-    The blocks that stay are those that `project_bilevel` keeps at the level that
-    `level_for_groups` finds: the ones with the largest norms.
+    The blocks that stay are those that `conehoyer.project_bilevel` keeps at the level that
+    `conehoyer.level_for_groups` finds: the ones with the largest norms.
 
     Parameters
     ----------
@@ -778,7 +925,7 @@ def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np
 
     See Also
     --------
-    project_bilevel : What chooses the blocks.
+    conehoyer.project_bilevel : What chooses the blocks.
     compress : Keep only the blocks that are not zero.
 
     Examples
@@ -814,10 +961,29 @@ def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np
 
 
 class ShapeCost(NamedTuple):
-    """What a block shape costs, as `best_block_shape` estimates it."""
+    """What a block shape costs, as `best_block_shape` estimates it.
+
+    Attributes
+    ----------
+    block_shape : tuple of int
+        Height and width of a block.
+    n_blocks : int
+        How many blocks are not zero.
+    density : float
+        The part of all blocks that is not zero.
+    seconds : float
+        Estimated time of a product on one thread.
+
+    Examples
+    --------
+    >>> from conehoyer.blocksparse import best_block_shape
+    >>> best, costs = best_block_shape([[1.0, 0.0]], [(1, 1)], 4, full_output=True)
+    >>> costs[0].n_blocks, costs[0].density
+    (1, 0.5)
+    """
 
     block_shape: tuple[int, int]
-    n_blocks: int  # that are not zero
+    n_blocks: int
     density: float
     seconds: float
 

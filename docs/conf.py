@@ -56,6 +56,11 @@ numpydoc_validation_checks = {
     "ES01",  # no extended summary
     "SA01",  # no See Also section
 }
+# Properties need no example of their own: the class has one.
+numpydoc_validation_exclude = {
+    r"BlockPattern\.(grid|kept|n_blocks)$",
+    r"BlockSparse\.(T|block_shape|density|dtype|n_blocks|nbytes|shape)$",
+}
 # The info classes are made by the library: their attributes are described, not the call.
 numpydoc_validation_overrides = {"PR01": [r"\n\s*Attributes\n\s*-----"]}
 

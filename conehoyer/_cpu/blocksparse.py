@@ -16,7 +16,8 @@ import numpy as np
 from .._jit import kernel
 from .tiles import ACCUMULATORS, BITS, add_outer, lanes, load_tile, store_tile, zero_tile
 
-_CACHE = 32 << 10  # bytes of the dense matrix that a panel reads
+_CACHE = 32 << 10  # bytes of the dense matrix that a panel reads, from the first-level cache
+_NEAR = 512 << 10  # bytes of it that are read again and again, from the second-level cache
 
 
 class Tiling(NamedTuple):
@@ -60,14 +61,17 @@ def tiling(height, width, columns) -> Tiling:
 
 
 @kernel
-def _pack(x, column, wide, room):
+def _pack(vecs, x, column, wide, room, place):
     """Copy so many columns of x, zeros where it has no more, one row behind the other."""
-    count = min(wide, x.shape[1] - column)
-    for k in range(x.shape[0]):
-        for j in range(count):
-            room[k * wide + j] = x[k, column + j]
-        for j in range(count, wide):
-            room[k * wide + j] = 0.0
+    flat, n = x.reshape(x.size), x.shape[1]
+    if column + wide <= n:
+        for k in range(x.shape[0]):
+            row = load_tile((0,), vecs, flat, k * n + column, 0)
+            store_tile(row, (0,), vecs, room, place + k * wide, 0)
+    else:
+        for k in range(x.shape[0]):
+            for j in range(wide):
+                room[place + k * wide + j] = x[k, column + j] if column + j < n else 0.0
 
 
 @kernel
@@ -94,47 +98,51 @@ def multiply(rows, vecs, values, layout, x, out, begin, end):
     indices, runs, first, panels = layout.indices, layout.runs, layout.first, layout.panels
     count, wide = len(rows), len(vecs) * lanes(x)
     length, n = x.shape
-    room = np.empty(length * wide, x.dtype)
-    corner = np.empty(count * wide, x.dtype)
+    # As many strips of x as the second-level cache holds, each one row behind the other.
+    strip = length * wide
+    most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
+    room = np.empty(0 if n == wide else strip * (min(most, n + wide - 1) // wide), x.dtype)
+    source = x.reshape(x.size) if n == wide else room
     flat = out.reshape(out.size)
-    packed = n != wide  # else x lies as wanted
-    source = x.reshape(x.size)
-    for column in range(0, n, wide):
-        if packed:
-            _pack(x, column, wide, room)
-            source = room
-        whole = column + wide <= n
+    corner = np.empty(count * wide, x.dtype)
+    for left in range(0, n, most):
+        right = min(left + most, n)
+        if n != wide:
+            for column in range(left, right, wide):
+                _pack(vecs, x, column, wide, room, (column - left) // wide * strip)
         for panel in range(panels.size - 1):
             low, high = panels[panel], panels[panel + 1]
             low += np.searchsorted(runs[low:high], begin)
             for q in range(low, high):
                 if runs[q] >= end:
                     break
-                for t in range(0, tall, count):
-                    row = runs[q] * height + t
-                    last = min(row + count, runs[q] * height + height, out.shape[0])
-                    direct = whole and row + count == last
-                    place = row * n + column
-                    tile = zero_tile(values, rows, vecs)
-                    if panel > 0 and row < last:
+                for column in range(left, right, wide):
+                    offset = (column - left) // wide * strip
+                    for t in range(0, tall, count):
+                        row = runs[q] * height + t
+                        last = min(row + count, runs[q] * height + height, out.shape[0])
+                        direct = column + wide <= n and row + count == last
+                        place = row * n + column
+                        tile = zero_tile(values, rows, vecs)
+                        if panel > 0 and row < last:
+                            if direct:
+                                tile = load_tile(rows, vecs, flat, place, n)
+                            else:
+                                _read_rows(out, row, column, count, wide, corner)
+                                tile = load_tile(rows, vecs, corner, 0, wide)
+                        for b in range(first[q], first[q + 1]):
+                            base = indices[b] * width
+                            entry = b * width * tall + t
+                            start = offset + base * wide
+                            for _ in range(min(width, length - base)):
+                                tile = add_outer(tile, rows, vecs, values, entry, 1, source, start)
+                                entry += tall
+                                start += wide
                         if direct:
-                            tile = load_tile(rows, vecs, flat, place, n)
-                        else:
-                            _read_rows(out, row, column, count, wide, corner)
-                            tile = load_tile(rows, vecs, corner, 0, wide)
-                    for b in range(first[q], first[q + 1]):
-                        base = indices[b] * width
-                        entry = b * width * tall + t
-                        start = base * wide
-                        for _ in range(min(width, length - base)):
-                            tile = add_outer(tile, rows, vecs, values, entry, 1, source, start)
-                            entry += tall
-                            start += wide
-                    if direct:
-                        store_tile(tile, rows, vecs, flat, place, n)
-                    elif row < last:
-                        store_tile(tile, rows, vecs, corner, 0, wide)
-                        _write_rows(corner, wide, row, last, column, out)
+                            store_tile(tile, rows, vecs, flat, place, n)
+                        elif row < last:
+                            store_tile(tile, rows, vecs, corner, 0, wide)
+                            _write_rows(corner, wide, row, last, column, out)
 
 
 # --- dense on the right, column by column ---------------------------------------------------

@@ -1,0 +1,185 @@
+"""Products of a block-sparse matrix and a dense one, relative to the dense product.
+
+The shape is that of a layer of BERT-base: 3072 × 768, times 128 columns, in float32. Run as a
+module, ``OPENBLAS_NUM_THREADS=1 python -m benchmarks.bench_blocksparse`` prints the goals and
+what is reached.
+"""
+
+from functools import cache, partial
+
+import numpy as np
+
+from conehoyer import blocksparse
+from conehoyer._cpu import blocksparse as kernels
+
+from .common import compare, require, require_processors, sampled
+
+ROWS, LENGTH, COLUMNS = 3072, 768, 128
+BLOCKS = ("32x1", "16x1", "1x32", "16x16", "1x1")
+SPARSITY = (0.0, 0.5, 0.9, 0.95)
+ORDERS = ("rows", "columns")  # which of the dense operand are contiguous
+
+
+@cache
+def _weights(block, sparsity):
+    w = np.random.default_rng(0).standard_normal((ROWS, LENGTH)).astype(np.float32)
+    if sparsity > 0.0:
+        w = blocksparse.prune(w, block, 1.0 - sparsity)
+    return w
+
+
+class Product:
+    """A product, and what it is compared with."""
+
+    def __init__(self, block, sparsity, order="rows"):
+        self.block = tuple(int(side) for side in block.split("x"))
+        self.w = _weights(self.block, sparsity)
+        self.bs = blocksparse.compress(self.w, self.block)
+        x = np.random.default_rng(1).standard_normal((LENGTH, COLUMNS)).astype(np.float32)
+        self.x = x if order == "rows" else np.asfortranarray(x)
+        self.out = np.zeros((ROWS, COLUMNS), np.float32, order="C" if order == "rows" else "F")
+        np.testing.assert_allclose(self.bs @ self.x, self.w @ self.x, rtol=0, atol=1e-3)
+
+    def call(self, workers=1):
+        return partial(self.bs.matmul, self.x, out=self.out, workers=workers)
+
+    def dense(self):
+        """NumPy's product, with threads as the environment says."""
+        return partial(np.matmul, self.w, self.x, out=np.zeros_like(self.out))
+
+    def torch(self):
+        """That of torch, on one thread."""
+        torch = require("torch")
+        torch.set_num_threads(1)
+        w, x = torch.from_numpy(self.w), torch.from_numpy(self.x)
+        out = torch.from_numpy(np.zeros_like(self.out))
+        return partial(torch.matmul, w, x, out=out)
+
+    def scipy(self):
+        from scipy import sparse
+
+        other = sparse.csr_array(self.w) if self.block == (1, 1) else self.bs.to_scipy()
+        return partial(other.__matmul__, self.x)
+
+    def plain(self):
+        """Nested loops, as one would write them down."""
+        x, out = np.ascontiguousarray(self.x), np.zeros((ROWS, COLUMNS), np.float32)
+        given = self.bs._values, self.bs._layout, x, out
+        return partial(kernels.multiply_plainly, *given, 0, self.bs.pattern.grid[0])
+
+
+class OverDense:
+    params = (BLOCKS, SPARSITY, ORDERS)
+    param_names = ("block", "sparsity", "contiguous")
+
+    def setup(self, *params):
+        self.product = Product(*params)
+
+    @sampled("ratio", rounds=2)
+    def track_over_numpy(self, *params):
+        return compare((self.product.call(), self.product.dense())).samples
+
+
+class OverOthers:
+    params = (BLOCKS, (0.9, 0.95))
+    param_names = ("block", "sparsity")
+
+    def setup(self, *params):
+        self.product = Product(*params)
+
+    @sampled("ratio", rounds=1)
+    def track_over_scipy(self, *params):
+        return compare((self.product.call(), self.product.scipy())).samples
+
+    @sampled("ratio", rounds=1)
+    def track_over_plain_loops(self, *params):
+        return compare((self.product.call(), self.product.plain())).samples
+
+
+class OverTorch:
+    params = (("32x1", "16x16"), SPARSITY)
+    param_names = ("block", "sparsity")
+
+    def setup(self, *params):
+        require("torch")
+        self.product = Product(*params)
+
+    @sampled("ratio", rounds=1)
+    def track_over_torch(self, *params):
+        return compare((self.product.call(), self.product.torch())).samples
+
+
+class TwoWorkers:
+    """Time with two workers over that with one."""
+
+    params = (("32x1", "1x32", "16x16"), (0.5, 0.9))
+    param_names = ("block", "sparsity")
+
+    def setup(self, *params):
+        require_processors(2)
+        self.product = Product(*params)
+
+    @sampled("ratio", rounds=2)
+    def track_over_one(self, *params):
+        return compare((self.product.call(2), self.product.call())).samples
+
+
+class Attention:
+    """Attention in a band of blocks over the dense one, one head."""
+
+    params = ((512, 2048),)
+    param_names = ("length",)
+
+    def setup(self, length):
+        rng = np.random.default_rng(0)
+        self.heads = rng.standard_normal((3, length, 64)).astype(np.float32)
+        side = length // 32
+        band = np.abs(np.subtract.outer(np.arange(side), np.arange(side))) <= 2
+        self.pattern = blocksparse.BlockPattern(band, (32, 32))
+
+    @sampled("ratio", rounds=1)
+    def track_over_dense(self, length):
+        q, k, v = self.heads
+
+        def dense():
+            scores = q @ k.T / 8.0
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=1, keepdims=True)
+            return scores @ v
+
+        return compare((partial(self.pattern.attention, q, k, v), dense)).samples
+
+
+GOALS = [  # how many times faster, than what
+    ("32x1", 0.9, "dense", 15.0),
+    ("32x1", 0.9, "torch", 15.0),
+    ("32x1", 0.9, "scipy", 30.0),
+    ("32x1", 0.9, "plain", 7.15),
+    ("32x1", 0.5, "dense", 3.0),
+    ("32x1", 0.0, "dense", 1.0),
+    ("1x32", 0.9, "dense", 8.0),
+    ("16x16", 0.9, "dense", 8.0),
+    ("1x1", 0.95, "scipy", 2.0),
+]
+
+if __name__ == "__main__":
+    print(f"{ROWS} x {LENGTH} times {COLUMNS} columns, float32, one worker")
+    print(f"{'block':>6}{'sparsity':>9}{'than':>7}{'goal':>6}{'times faster, rows, columns':>30}")
+    for block, sparsity, peer, goal in GOALS:
+        line, flops = "", 0.0
+        for order in ORDERS:
+            product = Product(block, sparsity, order)
+            try:
+                found = compare((product.call(), getattr(product, peer)()), seconds=2.0)
+            except NotImplementedError as missing:
+                line = f"{missing}"
+                break
+            line += f"{1.0 / found.ratio:8.1f}"
+            work = 2.0 * COLUMNS * np.count_nonzero(product.w)
+            flops = max(flops, work / found.call * 1e-9)
+        print(f"{block:>6}{sparsity:9}{peer:>7}{goal:6}{line:>20}   {flops:.0f} GFLOP/s")
+    for block in ("32x1", "16x16"):
+        product = Product(block, 0.9)
+        found = compare((product.call(2), product.call()), seconds=2.0)
+        print(f"{block}: two workers {1.0 / found.ratio:.2f} times as fast as one (goal 1.6)")
