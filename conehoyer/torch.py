@@ -15,8 +15,10 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
 from . import _vjp
+from ._torch_layers import BlockSparseLinear, sparsify
+from ._torch_optim import SparseAdamW
 
-__all__: list[str] = []
+__all__ = ["BlockSparseLinear", "SparseAdamW", "sparsify"]
 
 _NO_GRADIENT = {"level_for_nnz", "level_for_groups"}  # their results are parameters
 _OF_LISTS = {"project_gsp", "gsp_score"}  # each array of a list is a vector

@@ -49,6 +49,7 @@ extlinks = {"doi": ("https://doi.org/%s", "doi:%s")}
 # --- API reference -------------------------------------------------------------------
 
 autosummary_generate = True
+autodoc_mock_imports = ["torch"]  # an extra, which these pages do without
 autodoc_typehints = "none"  # the docstrings give the types
 numpydoc_show_class_members = False
 numpydoc_validation_checks = {
@@ -59,6 +60,7 @@ numpydoc_validation_checks = {
 # Properties need no example of their own: the class has one.
 numpydoc_validation_exclude = {
     r"BlockPattern\.(grid|kept|n_blocks)$",
+    r"BlockSparseLinear\.weight$",
     r"BlockSparse\.(T|block_shape|density|dtype|n_blocks|nbytes|shape)$",
 }
 # The info classes are made by the library: their attributes are described, not the call.

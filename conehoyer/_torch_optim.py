@@ -1,0 +1,401 @@
+"""`SparseAdamW` for PyTorch, on the kernels of `conehoyer.optim` or on PyTorch's operations."""
+
+from __future__ import annotations  # the pages are made without torch
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from . import _math as m
+from . import optim
+
+_OWN = ("mask", "constraint")  # no part of a saved state
+
+
+class SparseAdamW(torch.optim.Optimizer):
+    """AdamW that sets weights, or whole blocks of weights, to exact zeros.
+
+    It takes the place of ``torch.optim.AdamW``; with ``l1=0`` it is the same to rounding.  What
+    the penalty does is described at `conehoyer.optim.SparseAdamW`.
+
+    Parameters
+    ----------
+    params : iterable of Tensor, of (str, Tensor) pairs, or of dict
+        As for every optimizer of PyTorch; a parameter group may override every option but
+        `check_finite` and `workers`.
+    lr : float, default 1e-3
+        Length of the steps.
+    betas : tuple of two floats, default (0.9, 0.999)
+        Decay of the running means of the gradient and of its square.
+    eps : float, default 1e-8
+        Added to the root of the mean square.
+    weight_decay : float, default 1e-2
+        Weights are multiplied by ``1 − lr·weight_decay`` in each step.
+    l1 : float, default 0.0
+        Strength of the penalty.
+    groups : tuple of two ints, default (1, 1)
+        Rows and columns of a block, in the last two axes.
+    reweight_every : int or None, default None
+        After every so many steps each block gets the weight ``1/(‖w‖ + reweight_eps)``.
+    reweight_eps : float, default 1e-3
+        Positive.
+    mask : dict of Tensor to Tensor, or list of Tensor or None, optional
+        For parameters, a boolean tensor of the same shape: where it is False, weights and
+        moments stay zero.  A list has one for each parameter of the group.
+    constraint : callable, optional
+        Instead of a penalty: ``constraint(w)`` returns what replaces w after the step.
+    constraint_every : int, default 1
+        The constraint is applied after every so many steps.
+    workers : int or None, default None
+        Threads of the kernels for tensors on the CPU.
+    check_finite : bool, default True
+        Raise on a gradient that is not finite, before anything is changed.  On a GPU this
+        waits for the device.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `conehoyer.optim.SparseAdamW`.
+
+    Notes
+    -----
+    Contiguous float32 and float64 parameters on the CPU are updated by one fused kernel, all
+    others by PyTorch's operations.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from conehoyer.torch import SparseAdamW
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Linear(4, 8)
+    >>> optimizer = SparseAdamW(
+    ...     [
+    ...         {"params": [model.weight], "l1": 1.5, "groups": (8, 1)},
+    ...         {"params": [model.bias]},
+    ...     ],
+    ...     lr=0.01,
+    ...     weight_decay=0.0,
+    ... )
+    >>> for _ in range(500):
+    ...     x = torch.randn(64, 4)
+    ...     loss = (model(x) - x[:, :1]).square().mean()
+    ...     optimizer.zero_grad()
+    ...     loss.backward()
+    ...     _ = optimizer.step()
+    >>> optimizer.zero_blocks()[0]
+    tensor([[False,  True,  True,  True]])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        l1: float = 0.0,
+        groups: tuple[int, int] = (1, 1),
+        reweight_every: int | None = None,
+        reweight_eps: float = 1e-3,
+        mask: Any = None,
+        constraint: Callable[[torch.Tensor], Any] | None = None,
+        constraint_every: int = 1,
+        workers: int | None = None,
+        check_finite: bool = True,
+    ) -> None:
+        optim.resolve_workers(workers)
+        self.workers, self.check_finite = workers, check_finite
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "l1": l1,
+            "groups": groups, "reweight_every": reweight_every, "reweight_eps": reweight_eps,
+            "mask": mask, "constraint": constraint, "constraint_every": constraint_every,
+        }  # fmt: skip
+        super().__init__(params, defaults)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p, kept in zip(group["params"], group["mask"], strict=True):
+                    if kept is not None:
+                        p.masked_fill_(~kept, 0)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, checked.
+
+        Parameters
+        ----------
+        param_group : dict
+            As for every optimizer of PyTorch.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import SparseAdamW
+        >>> optimizer = SparseAdamW([torch.nn.Parameter(torch.ones(2))])
+        >>> optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "l1": 0.1})
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            for p in group["params"]:
+                if not p.is_floating_point():
+                    raise TypeError(f"params must be real floating tensors, got {p.dtype}")
+            group["mask"] = _masks(group["mask"], group["params"])
+            optim._checked(group)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take a step.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model once more and returns the loss.
+
+        Returns
+        -------
+        loss
+            What the closure returned, or None.
+
+        Raises
+        ------
+        ValueError
+            If a gradient is not finite; nothing has been changed then.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import SparseAdamW
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, 0.05]))
+        >>> w.grad = torch.tensor([1.0, 0.0])
+        >>> SparseAdamW([w], lr=0.1, weight_decay=0.0, l1=1.0).step()
+        >>> w.detach()
+        tensor([0.8000, 0.0000])
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        workers = optim.resolve_workers(self.workers)
+        jobs = []
+        for group in self.param_groups:
+            options = optim._checked(group)
+            for p, kept in zip(group["params"], group["mask"], strict=True):
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    raise TypeError("SparseAdamW takes dense gradients, got a sparse one")
+                jobs.append((p, kept, options, _fused(p)))
+        if self.check_finite:
+            for place, (p, _, _, fused) in enumerate(jobs):
+                if fused:
+                    good = optim._gradient_is_bounded(_memory(p.grad), workers)
+                else:
+                    good = bool(p.grad.square().isfinite().all())
+                if not good:
+                    raise ValueError(
+                        f"the gradient of parameter {place} of shape {tuple(p.shape)} must be "
+                        "finite, and its squares too; nothing was changed; check_finite=False "
+                        "lets it through"
+                    )
+        for p, kept, options, fused in jobs:
+            self._update(p, kept, options, fused, workers)
+        return loss
+
+    def _update(self, p, kept, options, fused, workers):
+        state = self.state[p]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        state["step"] += 1
+        shape, gamma = options.groups, state.get("gamma")
+        if gamma is not None and tuple(gamma.shape) != optim._blocks_shape(p.shape, shape):
+            gamma = None
+        renew = options.reweight_every is not None and options.l1 > 0.0
+        renew = renew and state["step"] % options.reweight_every == 0
+        if fused:
+            w = p.detach().numpy()
+            optim._step_in_place(
+                w, _memory(p.grad), state["exp_avg"].numpy(), state["exp_avg_sq"].numpy(),
+                state["step"], lr=options.lr, betas=options.betas, eps=options.eps,
+                weight_decay=options.weight_decay, l1=options.l1, groups=shape,
+                gamma=None if gamma is None else gamma.numpy(),
+                mask=None if kept is None else kept.numpy(), workers=workers,
+            )  # fmt: skip
+            increment_version(p)
+            if renew:
+                given = w, shape, options.reweight_eps, None, workers
+                gamma = torch.from_numpy(optim._renewed_weights(*given))
+        else:
+            _step(p, state, options, gamma, kept)
+            if renew:
+                norms = _norms(p.to(_wide(p)), shape)
+                gamma = 1.0 / (norms + options.reweight_eps)
+        if gamma is not None:
+            state["gamma"] = gamma
+        if options.constraint is not None and state["step"] % options.constraint_every == 0:
+            result = options.constraint(p)
+            if not isinstance(result, torch.Tensor) or result.shape != p.shape:
+                raise ValueError(
+                    f"constraint must return a tensor of shape {tuple(p.shape)}, got "
+                    f"{tuple(getattr(result, 'shape', ()))} {type(result).__name__}"
+                )
+            if result is not p:
+                p.copy_(result)
+            if kept is not None:
+                p.masked_fill_(~kept, 0)
+
+    def zero_blocks(self) -> list[torch.Tensor]:
+        """Say which blocks are zero.
+
+        Returns
+        -------
+        list of Tensor of bool
+            For each parameter, one entry a block.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import SparseAdamW
+        >>> w = torch.nn.Parameter(torch.tensor([[0.0, 0.0, 1.0]]))
+        >>> SparseAdamW([w], groups=(1, 2)).zero_blocks()
+        [tensor([[ True, False]])]
+        """
+        with torch.no_grad():
+            return [
+                _norms(p.abs(), tuple(group["groups"]), largest=True) == 0
+                for group in self.param_groups
+                for p in group["params"]
+            ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on later; masks and constraints are not part of it.
+
+        Returns
+        -------
+        dict
+            As for every optimizer of PyTorch.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import SparseAdamW
+        >>> SparseAdamW([torch.nn.Parameter(torch.ones(2))]).state_dict()["state"]
+        {}
+        """
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            for name in _OWN:
+                group.pop(name, None)
+        return saved
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Go on from a saved state; masks and constraints stay.
+
+        Parameters
+        ----------
+        state_dict : dict
+            From `state_dict`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import SparseAdamW
+        >>> optimizer = SparseAdamW([torch.nn.Parameter(torch.ones(2))])
+        >>> optimizer.load_state_dict(optimizer.state_dict())
+        """
+        own = [{name: group[name] for name in _OWN} for group in self.param_groups]
+        super().load_state_dict(dict(state_dict))
+        for group, kept in zip(self.param_groups, own, strict=True):
+            group.update(kept)
+
+
+def _masks(mask, params):
+    """One boolean tensor or None for each parameter."""
+    if mask is None:
+        return [None] * len(params)
+    if isinstance(mask, Mapping):
+        mask = [mask.get(p) for p in params]
+    if len(mask) != len(params):
+        raise ValueError(
+            f"mask must have one entry for each of the {len(params)} parameters, got {len(mask)}"
+        )
+    for one, p in zip(mask, params, strict=True):
+        if one is not None and (one.dtype is not torch.bool or one.shape != p.shape):
+            raise ValueError(
+                f"mask must be boolean and of its parameter's shape {tuple(p.shape)}, got "
+                f"{one.dtype} {tuple(one.shape)}"
+            )
+    return [None if one is None else one.to(p.device).contiguous()
+            for one, p in zip(mask, params, strict=True)]  # fmt: skip
+
+
+def _fused(p):
+    """Whether the kernels can take it."""
+    return (
+        p.device.type == "cpu"
+        and p.dtype in (torch.float32, torch.float64)
+        and p.grad.dtype is p.dtype
+        and p.is_contiguous()
+    )
+
+
+def _memory(grad):
+    return grad.detach().contiguous().numpy()
+
+
+def _wide(p):
+    """16-bit formats are computed in float32."""
+    return torch.promote_types(p.dtype, torch.float32)
+
+
+def _step(p, state, options, gamma, kept):
+    """The same step by PyTorch's operations."""
+    wide = _wide(p)
+    first, second, g = state["exp_avg"], state["exp_avg_sq"], p.grad.to(wide)
+    beta1, beta2 = options.betas
+    length, root = m.bias_corrections(options.lr, beta1, beta2, state["step"])
+    new_first = first.to(wide) * beta1 + (1.0 - beta1) * g
+    new_second = second.to(wide) * beta2 + (1.0 - beta2) * g * g
+    a = p.to(wide) * (1.0 - options.lr * options.weight_decay)
+    a = a - length * (new_first / (new_second.sqrt() * root + options.eps))
+    if kept is not None:
+        a, new_first, new_second = (
+            t.masked_fill(~kept, 0) for t in (a, new_first, new_second)
+        )  # fmt: skip
+    first.copy_(new_first)
+    second.copy_(new_second)
+    threshold = options.lr * options.l1
+    if threshold > 0.0:
+        limit = threshold if gamma is None else threshold * gamma
+        if options.groups == (1, 1):
+            a = torch.copysign((a.abs() - limit).clamp_min(0), a) + 0.0
+        else:
+            norms = _norms(a, options.groups)
+            factors = torch.where(norms > limit, 1.0 - limit / norms, 0.0)
+            a = a * _spread(factors, options.groups, a.shape)
+    p.copy_(a)
+
+
+def _norms(a, groups, largest=False):
+    """The norm of each block in the last two axes."""
+    if groups == (1, 1) or a.dim() < 2:
+        return a.abs()
+    (rows, columns), (height, width) = a.shape[-2:], groups
+    padded = torch.nn.functional.pad(a, (0, -columns % width, 0, -rows % height))
+    shape = (*a.shape[:-2], padded.shape[-2] // height, height, padded.shape[-1] // width, width)
+    blocks = padded.reshape(shape).transpose(-3, -2).flatten(-2)
+    if largest:
+        return blocks.amax(-1)
+    return torch.linalg.vector_norm(blocks, dim=-1)
+
+
+def _spread(values, groups, shape):
+    """Each block's value at all of its entries."""
+    wide = values.repeat_interleave(groups[0], -2).repeat_interleave(groups[1], -1)
+    return wide[..., : shape[-2], : shape[-1]]

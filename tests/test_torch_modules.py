@@ -1,0 +1,278 @@
+"""The optimizer and the block-sparse layer for PyTorch."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import conehoyer.torch as chtorch  # noqa: E402
+from conehoyer import blocksparse, optim, project_bilevel  # noqa: E402
+
+SHAPES = [(7, 5), (4,), (2, 3, 6, 4), ()]
+
+
+def parameters(dtype=torch.float64, seed=0):
+    rng = np.random.default_rng(seed)
+    return [torch.nn.Parameter(torch.tensor(rng.standard_normal(s), dtype=dtype)) for s in SHAPES]
+
+
+def give_gradients(params, seed):
+    rng = np.random.default_rng(seed)
+    for p in params:
+        p.grad = torch.tensor(rng.standard_normal(tuple(p.shape)), dtype=p.dtype)
+
+
+def close(p, q, factor=1e3):
+    p, q = p.detach(), q.detach()
+    size = max(float(q.abs().max()), 1.0) if q.numel() else 1.0
+    atol = factor * torch.finfo(p.dtype).eps * size
+    torch.testing.assert_close(p, q, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_without_a_penalty_it_is_adamw(dtype):
+    ours, theirs = parameters(dtype), parameters(dtype)
+    first = chtorch.SparseAdamW(ours, lr=0.03, weight_decay=0.1)
+    second = torch.optim.AdamW(theirs, lr=0.03, weight_decay=0.1)
+    for step in range(100 if dtype is not torch.bfloat16 else 1):
+        for params, optimizer in ((ours, first), (theirs, second)):
+            give_gradients(params, step)
+            optimizer.step()
+    for p, q in zip(ours, theirs, strict=True):
+        close(p.detach(), q.detach(), 1e2 if dtype is not torch.bfloat16 else 2)
+
+
+OPTIONS = [
+    {"l1": 0.3},
+    {"l1": 0.8, "groups": (2, 3)},
+    {"l1": 5.0, "groups": (3, 2), "reweight_every": 4, "reweight_eps": 0.1},
+    {"l1": 0.05, "reweight_every": 3, "reweight_eps": 0.1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_as_on_arrays(options):
+    """The fused kernel, PyTorch's operations, and the optimizer of arrays do the same."""
+    rest = {"l1": 0.0} if options.get("groups") else {}
+    ours, plain = parameters(), parameters()
+    arrays = [p.detach().numpy().copy() for p in ours]
+    turned = [torch.nn.Parameter(p.detach().flip(0).flip(0).mT.contiguous().mT)
+              if p.dim() > 1 else p for p in plain]  # fmt: skip
+    assert not turned[0].is_contiguous()
+
+    def split(params):
+        wide = [p for p in params if p.ndim > 1]
+        return [{"params": wide}, {"params": [p for p in params if p.ndim < 2], **rest}]
+
+    mask = {p: torch.arange(p.numel()).reshape(p.shape) % 3 > 0 for p in ours[:1]}
+    also = {turned[0]: mask[ours[0]]}
+    first = chtorch.SparseAdamW(split(ours), lr=0.05, mask=mask, **options)
+    second = chtorch.SparseAdamW(split(turned), lr=0.05, mask=also, **options)
+    order = [0, 2, 1, 3]
+    masks = [mask[ours[0]].numpy(), None, None, None]
+    third = optim.SparseAdamW(
+        split([arrays[i] for i in range(4)]), lr=0.05, mask=masks, **options
+    )  # fmt: skip
+    for step in range(25):
+        give_gradients(ours, step)
+        give_gradients(turned, step)
+        third.step([ours[i].grad.numpy() for i in order])
+        first.step()
+        second.step()
+    for p, q, a in zip(ours, turned, arrays, strict=True):
+        np.testing.assert_array_equal(p.detach().numpy(), a)
+        close(q.detach(), p.detach())
+        assert ((p == 0) == (q == 0)).all()
+    assert (ours[0][~mask[ours[0]]] == 0).all()
+    assert (ours[2] == 0).any()
+    for found, wanted in zip(first.zero_blocks(), third.zero_blocks(), strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+def test_a_bad_gradient_changes_nothing():
+    for make in (parameters, lambda: [torch.nn.Parameter(p.detach().half()) for p in parameters()]):
+        params = make()
+        optimizer = chtorch.SparseAdamW(params, lr=0.1, l1=0.1)
+        give_gradients(params, 0)
+        optimizer.step()
+        before = copy.deepcopy([p.detach() for p in params])
+        state = copy.deepcopy(optimizer.state_dict())
+        for bad in (np.nan, np.inf):
+            give_gradients(params, 1)
+            params[-1].grad.fill_(bad)
+            with pytest.raises(ValueError, match="gradient of parameter 3"):
+                optimizer.step()
+        for p, q in zip(params, before, strict=True):
+            assert torch.equal(p.detach(), q)
+        for key, value in optimizer.state_dict()["state"].items():
+            assert value["step"] == state["state"][key]["step"]
+            assert torch.equal(value["exp_avg"], state["state"][key]["exp_avg"])
+
+
+def test_states_go_round():
+    params, others = parameters(), parameters()
+    make = {"lr": 0.05, "l1": 0.1, "reweight_every": 2, "constraint": None}
+    first = chtorch.SparseAdamW(params, **make)
+    for step in range(5):
+        give_gradients(params, step)
+        first.step()
+    with torch.no_grad():
+        for p, q in zip(params, others, strict=True):
+            q.copy_(p)
+    second = chtorch.SparseAdamW(others, lr=9.0)
+    room = io.BytesIO()
+    torch.save(first.state_dict(), room)
+    room.seek(0)
+    second.load_state_dict(torch.load(room))
+    assert second.param_groups[0]["lr"] == 0.05
+    assert "mask" not in first.state_dict()["param_groups"][0]
+    for step in range(5, 9):
+        for ps, optimizer in ((params, first), (others, second)):
+            give_gradients(ps, step)
+            optimizer.step()
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+    pickle.loads(pickle.dumps(first.state_dict()))
+
+
+def test_closures_schedules_and_skipped_parameters():
+    p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = chtorch.SparseAdamW([p, q], lr=0.1, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    version = p._version
+    assert optimizer.step(closure).item() == 3.0
+    assert p._version > version
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.9))
+    assert torch.equal(q.detach(), torch.ones(3))
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_constraints():
+    w = torch.nn.Parameter(torch.tensor(np.random.default_rng(0).standard_normal((8, 6))))
+    given = {"groups": "columns"}
+    optimizer = chtorch.SparseAdamW(
+        [w], lr=0.1, constraint=lambda p: project_bilevel(p, 2.0, **given), constraint_every=2
+    )
+    for step in range(1, 5):
+        give_gradients([w], step)
+        optimizer.step()
+        if step % 2 == 0:
+            assert (w == 0).all(dim=0).any()
+    optimizer.param_groups[0]["constraint"] = lambda p: None
+    give_gradients([w], 5)
+    optimizer.step()
+    with pytest.raises(ValueError, match="constraint must return a tensor"):
+        optimizer.step()
+
+
+def test_wrong_options():
+    w = torch.nn.Parameter(torch.ones(3, 3))
+    for options, error, text in (
+        ({"l1": -1.0}, ValueError, "l1"),
+        ({"l1": 1.0, "constraint": abs}, ValueError, "l1 must be 0"),
+        ({"groups": (0, 1)}, ValueError, "groups"),
+        ({"mask": [torch.ones(3, 3)]}, ValueError, "mask must be boolean"),
+        ({"mask": [None, None]}, ValueError, "mask must have one entry"),
+        ({"workers": 0}, ValueError, "workers"),
+    ):
+        with pytest.raises(error, match=text):
+            chtorch.SparseAdamW([w], **options)
+    with pytest.raises(ValueError, match="biases into a parameter group"):
+        chtorch.SparseAdamW([torch.nn.Parameter(torch.ones(3))], l1=1.0, groups=(2, 2))
+    with pytest.raises(TypeError, match="real floating"):
+        chtorch.SparseAdamW([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))])
+
+
+# --- layers --------------------------------------------------------------------------------
+
+
+def block_sparse(layer, block, keep, seed=0):
+    with torch.no_grad():
+        w = blocksparse.prune(layer.weight.double().numpy(), block, keep)
+        layer.weight.copy_(torch.from_numpy(w))
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("block", [(1, 4), (16, 1), (5, 3)], ids=str)
+def test_linear(block, dtype):
+    torch.manual_seed(0)
+    dense = block_sparse(torch.nn.Linear(24, 32, dtype=dtype), block, 0.3)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, block)
+    assert f"density={layer.matrix.density:.3g}" in repr(layer)
+    assert layer.matrix.density == pytest.approx(0.3, abs=0.02)
+    assert torch.equal(layer.weight, dense.weight.detach())
+    for shape in ((24,), (7, 24), (2, 3, 24), (0, 24)):
+        x = torch.randn(shape, dtype=dtype)
+        close(layer(x), dense(x).detach())
+        close(layer(x.flip(0)), dense(x.flip(0)).detach())
+    for x in (torch.randn(3, 24).bfloat16(), torch.randn(3, 24).half()):
+        assert layer(x).shape == (3, 32)
+    with pytest.raises(ValueError, match="24"):
+        layer(torch.ones(3, 23, dtype=dtype))
+    with pytest.raises(TypeError, match=r"torch\.nn\.Linear"):
+        chtorch.BlockSparseLinear.from_linear(torch.nn.ReLU(), block)
+
+
+def test_gradients_pass_through_a_layer():
+    dense = block_sparse(torch.nn.Linear(12, 16, dtype=torch.float64), (4, 2), 0.4)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (4, 2))
+    x = torch.randn(5, 12, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+    layer(x).square().sum().backward()
+    twin = x.detach().clone().requires_grad_()
+    dense(twin).square().sum().backward()
+    close(x.grad, twin.grad)
+    close(layer.bias.grad, dense.bias.grad)
+
+
+def test_layers_move_and_are_saved():
+    layer = chtorch.BlockSparseLinear.from_linear(
+        block_sparse(torch.nn.Linear(12, 16), (4, 2), 0.4), (4, 2)
+    )
+    x = torch.randn(3, 12)
+    expected = layer(x)
+    again = copy.deepcopy(layer)
+    close(again(x), expected.detach())
+    other = chtorch.BlockSparseLinear.from_linear(
+        block_sparse(torch.nn.Linear(12, 16), (4, 2), 0.1), (4, 2)
+    )
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), expected)
+    close(layer.double()(x.double()), expected.double(), 1e10)
+    assert layer.matrix.dtype == np.float64
+
+
+def test_sparsify():
+    torch.manual_seed(1)
+    x = torch.randn(2, 9, 32)
+    make = lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()  # noqa: E731
+    model, twin = make(), make()
+    twin.load_state_dict(model.state_dict())
+    assert chtorch.sparsify(model, ["linear1", "linear2"], block_shape=(16, 1), keep=0.5) is model
+    assert isinstance(model.linear1, chtorch.BlockSparseLinear)
+    assert model.linear1.matrix.density == 0.5
+    with torch.no_grad():
+        for name in ("linear1", "linear2"):
+            getattr(twin, name).weight.copy_(getattr(model, name).weight)
+        close(model(x), twin(x), 1e3)  # its fast path, which reads `weight`, is passed by
+    chosen = chtorch.sparsify(make(), lambda name, layer: layer.out_features == 64)
+    assert isinstance(chosen.linear1, chtorch.BlockSparseLinear)
+    assert isinstance(chosen.linear2, torch.nn.Linear)
+    assert type(make().self_attn.out_proj) is type(chosen.self_attn.out_proj)
+    alone = chtorch.sparsify(torch.nn.Linear(4, 4), block_shape=(2, 2))
+    assert isinstance(alone, chtorch.BlockSparseLinear)
+    with pytest.raises(ValueError, match="'self_attn' is no linear layer"):
+        chtorch.sparsify(make(), ["self_attn"])
