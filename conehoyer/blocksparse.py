@@ -353,9 +353,9 @@ class BlockSparse:
         self._values, self._layout, self._order = values, layout, order
 
     @classmethod
-    def _from_blocks(cls, pattern, blocks):
+    def _from_blocks(cls, pattern, blocks, panels=True):
         """From blocks of shape (number, height, width), sorted by row and column."""
-        layout, order = _layout(pattern)
+        layout, order = _layout(pattern, panels)
         values = _room(layout, blocks.dtype, pattern.n_blocks)
         held = _view(values, layout, pattern.n_blocks)
         held[:, :, : layout.height] = blocks[order].transpose(0, 2, 1)
@@ -556,23 +556,17 @@ class BlockSparse:
         >>> compress(np.array([[3.0, 3.0, 0.0, 0.0]]), (1, 2)).softmax().to_dense()
         array([[0.5, 0.5, 0. , 0. ]])
         """
-        layout, order = _layout(self.pattern, panels=False)
-        values = self._values
-        if not np.array_equal(order, self._order):
-            return self._from_blocks_plain(layout, order).softmax(workers=workers)
+        layout, values = self._layout, self._values
+        if layout.panels.size > 2:  # the kernel wants the blocks of a row together
+            whole = self._from_blocks(self.pattern, self.blocks(), panels=False)
+            return whole.softmax(workers=workers)
         result = np.zeros_like(values)
 
         def task(first, last):
             kernels.softmax(values, layout, self.shape[1], result, first, last)
 
         run_split(task, self.pattern.grid[0], _threads(workers, 32 * values.size))
-        return BlockSparse(self.pattern, result, layout, order)
-
-    def _from_blocks_plain(self, layout, order):
-        values = _room(layout, self.dtype, self.n_blocks)
-        held = _view(values, layout, self.n_blocks)
-        held[:, :, : layout.height] = self.blocks()[order].transpose(0, 2, 1)
-        return BlockSparse(self.pattern, values, layout, order)
+        return BlockSparse(self.pattern, result, layout, self._order)
 
     def __matmul__(self, x):
         return self.matmul(x)

@@ -271,6 +271,7 @@ def test_save_and_load(tmp_path):
     for name, value in (
         ("indices", right["indices"] + 100),
         ("indices", right["indices"][:-1]),
+        ("indices", right["indices"][::-1]),  # not sorted within the rows
         ("indptr", right["indptr"][::-1]),
         ("blocks", right["blocks"][:, :2]),
         ("blocks", right["blocks"].astype(complex)),
@@ -376,6 +377,15 @@ def test_attention(block, dtype):
     np.testing.assert_allclose(again, soft, rtol=0, atol=tolerance)
     stack = pattern.attention(np.stack([q, 2 * q]), k, v)
     np.testing.assert_array_equal(stack[1], pattern.attention(2 * q, k, v))
+
+
+def test_softmax_of_blocks_in_panels():
+    w = sparse(np.random.default_rng(10), (6, 300), (1, 1), 0.5)
+    bs = compress(w, (1, 1))
+    assert len(bs._layout.panels) > 2
+    e = np.where(w != 0, np.exp(w), 0)
+    expected = e / e.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(bs.softmax().to_dense(), expected, rtol=0, atol=1e-15)
 
 
 def test_large_scores_do_not_overflow():
