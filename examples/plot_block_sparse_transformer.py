@@ -106,8 +106,8 @@ with threadpool_limits(1):
 # Shapes of the blocks
 # --------------------
 # The same part of the weights is zero, nine tenths, in blocks of one column and of more and more
-# rows. Low blocks leave registers of a tile unused; from eight rows on the time hardly depends on
-# the height.
+# rows. A tile of the result has up to eight rows: lower blocks read the tokens more often for as
+# many operations.
 
 HEIGHTS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 w = weights(CONFIG["BERT-base"], rng)[4]
