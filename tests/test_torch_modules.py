@@ -170,6 +170,12 @@ def test_constraints():
         optimizer.step()
         if step % 2 == 0:
             assert (w == 0).all(dim=0).any()
+    masked = torch.nn.Parameter(torch.ones(4))
+    kept = torch.tensor([True, False, True, True])
+    masks = chtorch.SparseAdamW([masked], mask=[kept], constraint=torch.ones_like)
+    give_gradients([masked], 0)
+    masks.step()
+    assert torch.equal(masked.detach(), kept.float())  # the constraint does not undo the mask
     optimizer.param_groups[0]["constraint"] = lambda p: None
     give_gradients([w], 5)
     optimizer.step()
@@ -255,7 +261,7 @@ def test_layers_move_and_are_saved():
     assert layer.matrix.dtype == np.float64
 
 
-def test_sparsify():
+def test_sparsify(monkeypatch):
     torch.manual_seed(1)
     x = torch.randn(2, 9, 32)
     make = lambda: torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()  # noqa: E731
@@ -267,7 +273,13 @@ def test_sparsify():
     with torch.no_grad():
         for name in ("linear1", "linear2"):
             getattr(twin, name).weight.copy_(getattr(model, name).weight)
-        close(model(x), twin(x), 1e3)  # its fast path, which reads `weight`, is passed by
+        calls = []
+        forward = chtorch.BlockSparseLinear.forward
+        monkeypatch.setattr(
+            chtorch.BlockSparseLinear, "forward", lambda *a: calls.append(1) or forward(*a)
+        )
+        close(model(x), twin(x), 1e3)
+        assert calls  # not the fast path, which would take the dense weights
     chosen = chtorch.sparsify(make(), lambda name, layer: layer.out_features == 64)
     assert isinstance(chosen.linear1, chtorch.BlockSparseLinear)
     assert isinstance(chosen.linear2, torch.nn.Linear)
