@@ -50,8 +50,6 @@ class BlockSparseLinear(torch.nn.Module):
         self.matrix = weight
         self._dense: torch.Tensor | None = None
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
-        for name, array in _arrays(weight).items():
-            self.register_buffer(name, torch.from_numpy(array))
 
     @classmethod
     def from_linear(cls, module: torch.nn.Linear, block_shape: tuple[int, int]):
@@ -145,38 +143,60 @@ class BlockSparseLinear(torch.nn.Module):
             f"density={self.matrix.density:.3g}"
         )
 
+    def get_extra_state(self) -> dict[str, torch.Tensor]:
+        """The blocks and their places, for ``state_dict``.
+
+        Returns
+        -------
+        dict of str to Tensor
+            What `set_extra_state` takes.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import BlockSparseLinear
+        >>> layer = BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+        >>> layer.get_extra_state()["blocks"].shape
+        torch.Size([8, 2, 2])
+        """
+        pattern = self.matrix.pattern
+        arrays = {
+            "blocks": self.matrix.blocks(), "indices": pattern.indices, "indptr": pattern.indptr
+        }  # fmt: skip
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take the blocks and their places, for ``load_state_dict``.
+
+        Parameters
+        ----------
+        state : dict of str to Tensor
+            From `get_extra_state` of a layer of the same size; its pattern may be another.
+
+        Raises
+        ------
+        ValueError
+            If they describe no matrix of this size.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from conehoyer.torch import BlockSparseLinear
+        >>> layer = BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+        >>> layer.set_extra_state(layer.get_extra_state())
+        """
+        blocks, indices, indptr = (state[name].numpy() for name in ("blocks", "indices", "indptr"))
+        shape = self.out_features, self.in_features
+        matrix = blocksparse._from_arrays(blocks, indices, indptr, shape, blocks.shape[1:], "state")
+        self.matrix, self._dense = matrix.astype(self.matrix.dtype), None
+        self.block_shape = matrix.block_shape
+
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
-        self._rebuild()
+        kind = fn(torch.empty(0, dtype=getattr(torch, self.matrix.dtype.name))).dtype
+        if kind in (torch.float32, torch.float64):
+            self.matrix, self._dense = self.matrix.astype(str(kind).removeprefix("torch.")), None
         return self
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        for name in ("blocks", "indices"):  # another pattern has another number of blocks
-            if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._rebuild()
-
-    def _rebuild(self):
-        """The matrix from the buffers, which PyTorch moves, converts and loads."""
-        blocks, indices, indptr = self.blocks, self.indices, self.indptr
-        if blocks.device.type != "cpu" or blocks.dtype not in (torch.float32, torch.float64):
-            return
-        pattern = blocksparse.BlockPattern._of(
-            (self.out_features, self.in_features), self.block_shape,
-            indptr.numpy().astype(np.intp), indices.numpy().astype(np.intp),
-        )  # fmt: skip
-        self.matrix, self._dense = (
-            blocksparse.BlockSparse._from_blocks(pattern, blocks.numpy()),
-            None,
-        )
-
-
-def _arrays(weight):
-    return {
-        "blocks": weight.blocks(), "indices": weight.pattern.indices.astype(np.int64),
-        "indptr": weight.pattern.indptr.astype(np.int64),
-    }  # fmt: skip
 
 
 class _Dense(torch.Tensor):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
+from torch.optim.adamw import adamw
 
-from . import _math as m
 from . import optim
 
 _OWN = ("mask", "constraint")  # no part of a saved state
@@ -62,7 +62,7 @@ class SparseAdamW(torch.optim.Optimizer):
     Notes
     -----
     Contiguous float32 and float64 parameters on the CPU are updated by one fused kernel, all
-    others by PyTorch's operations.
+    others by PyTorch's own AdamW, and then shrunk by its operations.
 
     Examples
     --------
@@ -114,11 +114,6 @@ class SparseAdamW(torch.optim.Optimizer):
             "mask": mask, "constraint": constraint, "constraint_every": constraint_every,
         }  # fmt: skip
         super().__init__(params, defaults)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p, kept in zip(group["params"], group["mask"], strict=True):
-                    if kept is not None:
-                        p.masked_fill_(~kept, 0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, checked.
@@ -146,6 +141,10 @@ class SparseAdamW(torch.optim.Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        with torch.no_grad():
+            for p, kept in zip(group["params"], group["mask"], strict=True):
+                if kept is not None:
+                    p.masked_fill_(~kept, 0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -355,31 +354,22 @@ def _wide(p):
 
 
 def _step(p, state, options, gamma, kept):
-    """The same step by PyTorch's operations."""
-    wide = _wide(p)
-    first, second, g = state["exp_avg"], state["exp_avg_sq"], p.grad.to(wide)
-    beta1, beta2 = options.betas
-    length, root = m.bias_corrections(options.lr, beta1, beta2, state["step"])
-    new_first = first.to(wide) * beta1 + (1.0 - beta1) * g
-    new_second = second.to(wide) * beta2 + (1.0 - beta2) * g * g
-    a = p.to(wide) * (1.0 - options.lr * options.weight_decay)
-    a = a - length * (new_first / (new_second.sqrt() * root + options.eps))
+    """The same step by PyTorch's AdamW and its operations."""
+    adamw(
+        [p], [p.grad.to(p.dtype)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
+        [torch.tensor(float(state["step"] - 1))], foreach=False, amsgrad=False,
+        beta1=options.betas[0], beta2=options.betas[1], lr=options.lr,
+        weight_decay=options.weight_decay, eps=options.eps, maximize=False,
+    )  # fmt: skip
     if kept is not None:
-        a, new_first, new_second = (
-            t.masked_fill(~kept, 0) for t in (a, new_first, new_second)
-        )  # fmt: skip
-    first.copy_(new_first)
-    second.copy_(new_second)
+        for t in (p, state["exp_avg"], state["exp_avg_sq"]):
+            t.masked_fill_(~kept, 0)
     threshold = options.lr * options.l1
     if threshold > 0.0:
+        norms = _norms(p.to(_wide(p)), options.groups)
         limit = threshold if gamma is None else threshold * gamma
-        if options.groups == (1, 1):
-            a = torch.copysign((a.abs() - limit).clamp_min(0), a) + 0.0
-        else:
-            norms = _norms(a, options.groups)
-            factors = torch.where(norms > limit, 1.0 - limit / norms, 0.0)
-            a = a * _spread(factors, options.groups, a.shape)
-    p.copy_(a)
+        factors = torch.where(norms > limit, 1.0 - limit / norms, 0.0)
+        p.mul_(_spread(factors, options.groups, p.shape)).add_(0.0)  # no −0
 
 
 def _norms(a, groups, largest=False):
@@ -397,5 +387,7 @@ def _norms(a, groups, largest=False):
 
 def _spread(values, groups, shape):
     """Each block's value at all of its entries."""
+    if groups == (1, 1) or len(shape) < 2:
+        return values
     wide = values.repeat_interleave(groups[0], -2).repeat_interleave(groups[1], -1)
     return wide[..., : shape[-2], : shape[-1]]

@@ -864,6 +864,11 @@ def load(file) -> BlockSparse:
         if not set(names) <= set(held.files):
             raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(held.files)}")
         blocks, indices, indptr, shape, block_shape = (held[name] for name in names)
+    return _from_arrays(blocks, indices, indptr, shape, block_shape, "file")
+
+
+def _from_arrays(blocks, indices, indptr, shape, block_shape, name) -> BlockSparse:
+    """The matrix that these arrays describe, checked; errors name where they come from."""
     block_shape = _block_shape(block_shape)
     indices, indptr = indices.astype(np.intp), indptr.astype(np.intp)
     pattern = BlockPattern._of(tuple(map(int, shape)), block_shape, indptr, indices)
@@ -881,7 +886,7 @@ def load(file) -> BlockSparse:
         keys = pattern._rows * columns + indices
         good = bool((np.diff(keys) > 0).all())
     if not good:
-        raise ValueError(f"file: its arrays describe no block-sparse matrix: {pattern.shape}")
+        raise ValueError(f"{name}: its arrays describe no block-sparse matrix of {pattern.shape}")
     return BlockSparse._from_blocks(pattern, blocks)
 
 
