@@ -108,8 +108,7 @@ class BlockSparseLinear(torch.nn.Module):
             raise RuntimeError(f"BlockSparseLinear runs on the CPU, got a tensor on {x.device}")
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must have shape (..., {self.in_features}), got {tuple(x.shape)}")
-        result = _Product.apply(x, self.matrix)
-        return result if self.bias is None else result + self.bias
+        return _Product.apply(x, self.bias, self.matrix)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -204,23 +203,30 @@ class _Dense(torch.Tensor):
 
 
 class _Product(torch.autograd.Function):
-    """x·Wᵀ, of which nothing is copied where x is contiguous; the gradient is g·W."""
+    """x·Wᵀ + bias, of which nothing is copied where x is contiguous; its gradients g·W and Σg."""
 
     @staticmethod
-    def forward(ctx, x, weight):
+    def forward(ctx, x, bias, weight):
         ctx.weight = weight
-        return _multiply(x, weight, weight.shape[0], lambda flat: weight.matmul(flat.T).T)
+        if bias is not None:
+            bias = bias.detach().to(getattr(torch, weight.dtype.name)).numpy()
+        return _multiply(
+            x, weight, weight.shape[0], lambda rows: weight.matmul(rows.T, bias=bias).T
+        )
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        return _multiply(g, ctx.weight, ctx.weight.shape[1], lambda flat: flat @ ctx.weight), None
+        to_x, to_bias, _ = ctx.needs_input_grad
+        weight = ctx.weight
+        of_x = _multiply(g, weight, weight.shape[1], lambda rows: rows @ weight) if to_x else None
+        return of_x, g.reshape(-1, g.shape[-1]).sum(0) if to_bias else None, None
 
 
 def _multiply(x, weight, width, product):
     kind = getattr(torch, weight.dtype.name)
-    flat = x.detach().reshape(-1, x.shape[-1]).to(kind).contiguous().numpy()
-    result = torch.from_numpy(np.ascontiguousarray(product(flat)))
+    rows = x.detach().reshape(-1, x.shape[-1]).to(kind).contiguous().numpy()
+    result = torch.from_numpy(np.ascontiguousarray(product(rows)))
     return result.reshape(*x.shape[:-1], width).to(x.dtype)
 
 

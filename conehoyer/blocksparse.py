@@ -164,6 +164,14 @@ class BlockPattern:
         return np.repeat(np.arange(self.indptr.size - 1), np.diff(self.indptr))
 
     @functools.cached_property
+    def _by_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The blocks column by column, the row of each, and where each column begins."""
+        order = np.argsort(self.indices, kind="stable")
+        edges = np.searchsorted(self.indices[order], np.arange(self.grid[1] + 1))
+        order = np.append(order, np.zeros(tiles.ACCUMULATORS, np.intp))  # tiles reach beyond
+        return order, self._rows[order] if self.n_blocks else order, edges
+
+    @functools.cached_property
     def _edges(self) -> dict[int, np.ndarray]:
         return {}
 
@@ -216,7 +224,7 @@ class BlockPattern:
                 f"q and k must have shapes ({m}, D) and ({n}, D), got {q.shape} and {k.shape}"
             )
         dtype = np.result_type(q, k)
-        layout, order = _layout(self, panels=False)
+        layout = _layout(self)
         deep = 2 if layout.tall > tiles.lanes_of(dtype) else 1
         wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
         # Zeros beyond the edges, as far as tiles may reach.
@@ -225,14 +233,14 @@ class BlockPattern:
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
-        given = (0,) * count, (0,) * deep, queries, keys, layout, self._rows[order], values
+        given = (0,) * count, (0,) * deep, queries, keys, layout, self._rows, values
 
         def task(first, last):
             kernels.sample(*given, first, last)
 
         work = self.n_blocks * height * width * q.shape[1]
         run_split(task, self.n_blocks, _threads(workers, work))
-        return BlockSparse(self, values, layout, order)
+        return BlockSparse(self, values, layout)
 
     def attention(self, q, k, v, *, scale=None, workers=None) -> np.ndarray:
         """Attention of which only the kept blocks are computed.
@@ -348,18 +356,18 @@ class BlockSparse:
 
     __array_ufunc__ = None  # so that ndarray @ bs comes here
 
-    def __init__(self, pattern, values, layout, order):
+    def __init__(self, pattern, values, layout):
         self.pattern = pattern
-        self._values, self._layout, self._order = values, layout, order
+        self._values, self._layout = values, layout
 
     @classmethod
-    def _from_blocks(cls, pattern, blocks, panels=True):
-        """From blocks of shape (number, height, width), sorted by row and column."""
-        layout, order = _layout(pattern, panels)
+    def _from_blocks(cls, pattern, blocks):
+        """Take blocks in the order of the pattern."""
+        layout = _layout(pattern)
         values = _room(layout, blocks.dtype, pattern.n_blocks)
-        held = _view(values, layout, pattern.n_blocks)
-        held[:, :, : layout.height] = blocks[order].transpose(0, 2, 1)
-        return cls(pattern, values, layout, order)
+        view = _view(values, layout, pattern.n_blocks)
+        view[:, :, : layout.height] = blocks.transpose(0, 2, 1)
+        return cls(pattern, values, layout)
 
     def __repr__(self):
         return f"<BlockSparse: {self._text()}>"
@@ -396,8 +404,7 @@ class BlockSparse:
     @property
     def nbytes(self) -> int:
         """Bytes of the values and of the places of the blocks."""
-        places = self._layout.indices, self._layout.runs, self._layout.first, self._order
-        return self._values.nbytes + sum(place.nbytes for place in places)
+        return self._values.nbytes + self.pattern.indices.nbytes + self.pattern.indptr.nbytes
 
     def blocks(self) -> np.ndarray:
         """Copy the blocks.
@@ -414,11 +421,8 @@ class BlockSparse:
         >>> compress(np.diag([1.0, 2.0, 3.0]), (1, 3)).blocks()[1]
         array([[0., 2., 0.]])
         """
-        height, width = self.block_shape
-        blocks = np.empty((self.n_blocks, height, width), self.dtype)
         held = _view(self._values, self._layout, self.n_blocks)
-        blocks[self._order] = held[:, :, :height].transpose(0, 2, 1)
-        return blocks
+        return held[:, :, : self.block_shape[0]].transpose(0, 2, 1).copy()
 
     def to_dense(self) -> np.ndarray:
         """Make the matrix with its zeros.
@@ -557,16 +561,13 @@ class BlockSparse:
         array([[0.5, 0.5, 0. , 0. ]])
         """
         layout, values = self._layout, self._values
-        if layout.panels.size > 2:  # the kernel wants the blocks of a row together
-            whole = self._from_blocks(self.pattern, self.blocks(), panels=False)
-            return whole.softmax(workers=workers)
         result = np.zeros_like(values)
 
         def task(first, last):
             kernels.softmax(values, layout, self.shape[1], result, first, last)
 
         run_split(task, self.pattern.grid[0], _threads(workers, 32 * values.size))
-        return BlockSparse(self.pattern, result, layout, self._order)
+        return BlockSparse(self.pattern, result, layout)
 
     def __matmul__(self, x):
         return self.matmul(x)
@@ -578,13 +579,15 @@ class BlockSparse:
         flat = x.reshape(-1, x.shape[-1])
         return self.T.matmul(flat.T).T.reshape(*x.shape[:-1], self.shape[1])
 
-    def matmul(self, x, *, out=None, workers=None) -> np.ndarray:
+    def matmul(self, x, *, bias=None, out=None, workers=None) -> np.ndarray:
         """Multiply with a dense vector, matrix or stack of matrices.
 
         Parameters
         ----------
         x : array_like, shape (N,) or (..., N, K)
             The dense operand.
+        bias : array_like, shape (M,), optional
+            Added to each column of the product.
         out : ndarray, optional
             Array for the result; it may overlap x.
         workers : int, optional
@@ -609,79 +612,75 @@ class BlockSparse:
         >>> from conehoyer.blocksparse import compress
         >>> bs = compress([[0.0, 2.0], [0.0, 3.0]], (2, 1))
         >>> out = np.empty((2, 1))
-        >>> bs.matmul([[1.0], [10.0]], out=out) is out
+        >>> bs.matmul([[1.0], [10.0]], bias=[5.0, 0.0], out=out) is out
         True
         >>> out
-        array([[20.],
+        array([[25.],
                [30.]])
         """
         x = as_array(x)
-        length = self.shape[1]
-        if x.ndim == 0 or x.shape[max(x.ndim - 2, 0)] != length:
+        (height, length), upright = self.shape, x.ndim > 1
+        if x.ndim == 0 or x.shape[-2 if upright else 0] != length:
             raise ValueError(f"x must have shape ({length},) or (..., {length}, K), got {x.shape}")
         dtype = np.result_type(self.dtype, _work_dtype(x.dtype, "x"))
         if dtype != self.dtype:
-            return self.astype(dtype).matmul(x, out=out, workers=workers)
-        x = x.astype(dtype, copy=False)
-        shape = (self.shape[0],) if x.ndim == 1 else (*x.shape[:-2], self.shape[0], x.shape[-1])
+            return self.astype(dtype).matmul(x, bias=bias, out=out, workers=workers)
+        shape = (*x.shape[:-2], height, x.shape[-1]) if upright else (height,)
         if out is not None:
-            if not isinstance(out, np.ndarray):
-                raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
-            if out.shape != shape or out.dtype != dtype:
-                raise ValueError(
-                    f"out must have shape {shape} and dtype {dtype}, got {out.shape} and "
-                    f"{out.dtype}"
-                )
-            if not out.flags.writeable:
-                raise ValueError("out must be writable")
+            _check_out(out, shape, dtype)
+        if bias is not None:
+            bias = as_array(bias, "bias")
+            if bias.shape != (height,):
+                raise ValueError(f"bias must have shape ({height},), got {bias.shape}")
+            _work_dtype(bias.dtype, "bias")
+        x = x.astype(dtype, copy=False)
+        goal = None if out is None or np.may_share_memory(x, out) else out
         if x.ndim > 2:
-            result = np.empty(shape, dtype) if out is None or np.may_share_memory(x, out) else out
+            result = np.empty(shape, dtype) if goal is None else goal
             for place in np.ndindex(shape[:-2]):
-                self.matmul(x[place], out=result[place], workers=workers)
+                self.matmul(x[place], bias=bias, out=result[place], workers=workers)
+        elif upright:
+            result = self._multiply(x, bias, goal, workers)
         else:
-            flat = x[:, None] if x.ndim == 1 else x
-            goal = out
-            if out is None or np.may_share_memory(x, out):
-                goal = None
-            elif x.ndim == 1:
-                goal = out[:, None]
-            result = self._multiply(flat, goal, workers).reshape(shape)
+            column = None if goal is None else goal[:, None]
+            result = self._multiply(x[:, None], bias, column, workers)[:, 0]
         if out is None:
             return result
-        if result is not out and not np.may_share_memory(result, out):
+        if not np.may_share_memory(result, out):
             out[...] = result
         return out
 
-    def _multiply(self, x, out, workers):
+    def _multiply(self, x, bias, out, workers):
         """The product with a matrix, in `out` if that lies as the kernel wants it."""
         n, lanes = x.shape[1], tiles.lanes_of(self.dtype)
-        shape = self.shape[0], n
-        along = x.T.flags.c_contiguous and not x.flags.c_contiguous
-        upright = self.block_shape[0] >= lanes and self._layout.panels.size == 2 and not _PLAIN
-        upright = upright and (along or n < lanes)
-        turned = upright or (along and n > 1)
-        if out is None or not (out.T if turned else out).flags.c_contiguous:
-            made = np.empty(shape[::-1], self.dtype).T if turned else np.empty(shape, self.dtype)
-        else:
-            made = out
-        layout, values = self._layout, self._values
+        shape, layout = (self.shape[0], n), self._layout
+        by_columns = x.T.flags.c_contiguous and not x.flags.c_contiguous
+        turned = not _PLAIN and layout.height >= lanes and (by_columns or n < lanes)
+        by_columns = turned or (by_columns and n > 1)
+        if out is None or not (out.T if by_columns else out).flags.c_contiguous:
+            out = np.empty(shape[::-1], self.dtype).T if by_columns else np.empty(shape, self.dtype)
         if 0 in shape:
-            return made
-        if upright:
-            target = made.T
-            count = min(8, 1 << (n.bit_length() - 1))
-            deep = min(2, -(-layout.height // lanes))
-            given = (0,) * count, (0,) * deep, values, layout, np.ascontiguousarray(x.T), target
+            return out
+        count = _threads(workers, n * self.n_blocks * layout.height * layout.width)
+        given = self._values, layout, self._start(bias)
+        if turned:
+            rows, vecs = kernels.turned_tiling(layout.height, lanes, n)
+            given = *given, np.ascontiguousarray(x.T), out.T
+            given = (0,) * rows, (0,) * vecs, (0,) * lanes, *given
             kernel = kernels.multiply_columns
         else:
-            target = made if made.flags.c_contiguous else np.empty(shape, self.dtype)
-            given = values, layout, np.ascontiguousarray(x), target
+            goal = np.empty(shape, self.dtype) if by_columns else out
+            x = _transposed(x.T) if by_columns and not _PLAIN else np.ascontiguousarray(x)
+            given = *given, x, goal
             kernel = kernels.multiply_plainly
             if not _PLAIN:
-                tiling = kernels.tiling(*self.block_shape, self.shape[1])
-                given = tiling.rows, tiling.vecs, *given
+                rows, vecs = kernels.tiling(layout.height)
                 kernel = kernels.multiply
-        count = _threads(workers, n * self.n_blocks * math.prod(self.block_shape))
+                if layout.height == 1 and layout.width >= 8 and n > 1:
+                    rows, vecs = kernels.tiling(8)
+                    given = *given[:2], *self.pattern._by_columns, *given[2:]
+                    kernel = kernels.multiply_gathered
+                given = (0,) * rows, (0,) * vecs, *given
         edges = self.pattern._shares(count)
 
         def task(first, last):
@@ -689,9 +688,45 @@ class BlockSparse:
                 kernel(*given, edges[share], edges[share + 1])
 
         run_split(task, count, count)
-        if not upright and target is not made:
-            made[...] = target
-        return made
+        if not turned and by_columns:
+            if _PLAIN:
+                out[...] = goal
+            else:
+                _transposed(goal, out.T, count)
+        return out
+
+    def _start(self, bias):
+        """What the sums begin with: the bias, zeros behind it as far as tiles may reach."""
+        size = self.pattern.grid[0] * self._layout.height + self._layout.tall
+        size += 2 * tiles.lanes_of(self.dtype)
+        start = np.zeros(size, self.dtype)
+        if bias is not None:
+            start[: bias.size] = bias
+        return start
+
+
+def _transposed(x, result=None, workers=1):
+    """Transpose, with contiguous rows."""
+    if result is None:
+        result = np.empty(x.shape[::-1], x.dtype)
+    square = (0,) * tiles.lanes_of(x.dtype)
+
+    def task(first, last):
+        kernels.transpose(square, x, result, first, last)
+
+    run_split(task, x.shape[0], workers)
+    return result
+
+
+def _check_out(out, shape, dtype):
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
+        )
+    if not out.flags.writeable:
+        raise ValueError("out must be writable")
 
 
 def _threads(workers, work) -> int:
@@ -699,28 +734,24 @@ def _threads(workers, work) -> int:
     return workers if work >= _PARALLEL_FROM else 1
 
 
-def _layout(pattern, panels=True):
-    """What the kernels need to know of a pattern, and which block comes when."""
+def _layout(pattern):
+    """What the kernels need to know of a pattern."""
     height, width = pattern.block_shape
-    tiling = kernels.tiling(height, width, pattern.shape[1])
-    rows, columns = pattern._rows, pattern.indices
-    each = tiling.panel
-    count = -(-max(pattern.grid[1], 1) // each) if panels else 1
-    panel = columns // each if count > 1 else np.zeros_like(columns)
-    order = np.lexsort((columns, rows, panel)) if count > 1 else np.arange(columns.size)
-    key = panel[order] * max(pattern.grid[0], 1) + rows[order]
-    runs = np.union1d(np.arange(pattern.grid[0]), key)  # in the first panel all rows: for zeros
-    layout = kernels.Layout(
-        height, width, tiling.tall, columns[order], runs % max(pattern.grid[0], 1),
-        np.append(np.searchsorted(key, runs), key.size),
-        np.searchsorted(runs // max(pattern.grid[0], 1), np.arange(count + 1)),
-    )  # fmt: skip
-    return layout, order
+    rows, _ = kernels.tiling(height)
+    tall = -(-height // rows) * rows
+    return kernels.Layout(height, width, tall, pattern.indices, pattern.indptr)
 
 
 def _room(layout, dtype, n_blocks):
-    """Zeros for the values; kernels may read, not write, two registers beyond them."""
-    return np.zeros(n_blocks * layout.width * layout.tall + 2 * tiles.lanes_of(dtype), dtype)
+    """Zeros for the values, from the beginning of a cache line on.
+
+    Kernels may read, not write, two registers beyond the values.
+    """
+    size = n_blocks * layout.width * layout.tall + 2 * tiles.lanes_of(dtype)
+    line = kernels.LINE // dtype.itemsize
+    room = np.zeros(size + line, dtype)
+    ahead = -(room.ctypes.data // dtype.itemsize) % line
+    return room[ahead : ahead + size]
 
 
 def _view(values, layout, n_blocks):

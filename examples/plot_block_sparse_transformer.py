@@ -6,7 +6,8 @@ An encoder layer of BERT or ALBERT is six products with weights: queries, keys, 
 of attention, and two of the feed-forward part. Here their weights are random, and a part of their
 blocks is set to zero, the ones with the smallest norms (:func:`conehoyer.blocksparse.prune`). How
 much faster is the product that skips them (:func:`conehoyer.blocksparse.compress`) than a dense
-one? Run as a script, it prints three tables and writes a figure:
+one? With PyTorch at hand, the whole layer is timed too. Run as a script, it prints four tables and
+writes a figure:
 ``plot_block_sparse_transformer.py --output transformer.png``.
 
 The idea of pruning transformers in blocks, for kernels that are compiled to them, is that of
@@ -21,6 +22,7 @@ Guo and Huang (:doi:`10.48550/arXiv.2106.08846`) and of Guo (:doi:`10.48550/arXi
 # ``(W @ x.T).T``, in which nothing is copied.
 
 import argparse
+import copy
 import sys
 from functools import partial
 from time import perf_counter
@@ -100,9 +102,76 @@ with threadpool_limits(1):
             print(f"{dense / sparse:8.1f}{found[:, 2].max():10.1e}")
 
 # %%
-# These are the products alone. An encoder layer also has a softmax, two normalisations and an
-# activation, which no sparsity of the weights makes faster.
-#
+# The whole layer
+# ---------------
+# These are the products alone. An encoder layer also has attention proper, two normalisations and
+# an activation, which no sparsity of the weights makes faster. Here it is in PyTorch, once with
+# dense linear layers and once with those that :func:`conehoyer.torch.sparsify` puts in their place,
+# on one thread.
+
+try:
+    import torch
+except ImportError:
+    torch = None
+    print("\nThe whole layer is not timed: PyTorch is missing (pip install 'conehoyer[torch]')")
+
+
+def encoder_layer(width):
+    """A layer of BERT, with heads of 64."""
+    from torch import nn
+    from torch.nn import functional
+
+    class EncoderLayer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value, self.out = (
+                nn.Linear(width, width) for _ in range(4)
+            )  # fmt: skip
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.between, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+
+        def forward(self, x):
+            heads = (
+                linear(x).unflatten(-1, (-1, 64)).transpose(-3, -2)
+                for linear in (self.query, self.key, self.value)
+            )
+            seen = functional.scaled_dot_product_attention(*heads).transpose(-3, -2).flatten(-2)
+            x = self.between(x + self.out(seen))
+            return self.behind(x + self.down(functional.gelu(self.up(x))))
+
+    return EncoderLayer().eval()
+
+
+whole = {}
+if torch is not None:
+    from conehoyer.torch import sparsify
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    print(f"\nA whole encoder layer in PyTorch, {TOKENS} tokens, blocks of {BLOCK[0]} × {BLOCK[1]}")
+    print(
+        f"{'layer':14}{'sparsity':>9}{'dense, ms':>11}{'sparse, ms':>12}{'faster':>8}{'error':>10}"
+    )
+    with torch.inference_mode(), threadpool_limits(1):
+        for name, width in CONFIG.items():
+            for sparsity in SPARSITY:
+                dense = encoder_layer(width)
+                sparse = sparsify(copy.deepcopy(dense), block_shape=BLOCK, keep=1 - sparsity)
+                for part, layer in dense.named_children():  # the same zeros in both
+                    if isinstance(layer, torch.nn.Linear):
+                        layer.weight.copy_(
+                            torch.from_numpy(getattr(sparse, part).matrix.to_dense())
+                        )
+                x = torch.randn(1, TOKENS, width)
+                times = least_times(partial(dense, x), partial(sparse, x), rounds=15)
+                whole[name, sparsity] = times[0] / times[1]
+                error = (dense(x) - sparse(x)).abs().max() / dense(x).abs().max()
+                print(
+                    f"{name:14}{sparsity:9.0%}{1e3 * times[0]:11.2f}{1e3 * times[1]:12.2f}", end=""
+                )
+                print(f"{times[0] / times[1]:8.1f}{error:10.1e}")
+
+# %%
 # Shapes of the blocks
 # --------------------
 # The same part of the weights is zero, nine tenths, in blocks of one column and of more and more
@@ -141,18 +210,21 @@ for cost in costs:
 # %%
 # Figure
 # ------
-# Dashed: as much faster as there are fewer operations.
+# Left: the products in full lines, the whole layer dotted. Dashed: as much faster as there are
+# fewer operations.
 
 COLORS = ["#0072B2", "#E69F00", "#56B4E9", "#CC79A7"]
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
 for (name, _), color in zip(CONFIG.items(), COLORS, strict=True):
     left.plot(SPARSITY, [speedups[name, s] for s in SPARSITY], "o-", color=color, label=name)
+    if whole:
+        left.plot(SPARSITY, [whole[name, s] for s in SPARSITY], "o:", color=color, mfc="white")
 left.plot(SPARSITY, [1 / (1 - s) for s in SPARSITY], "k--", lw=1)
 left.set(xlabel="part of the blocks that is zero", ylabel="times faster than dense", yscale="log")
 left.set_xticks(SPARSITY, [f"{s:.0%}" for s in SPARSITY])
 left.set_yticks([1, 2, 5, 10, 20], [1, 2, 5, 10, 20])
 left.minorticks_off()
-left.set_title("six products of an encoder layer")
+left.set_title("an encoder layer: six products (full), all of it (dotted)")
 left.legend(frameon=False)
 right.plot(HEIGHTS, [by_height[height] for height in HEIGHTS], "o-", color=COLORS[0])
 right.axhline(10, color="k", ls="--", lw=1)

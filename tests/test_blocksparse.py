@@ -53,6 +53,29 @@ def test_products(block, dtype):
                 check_product((y @ bs).T, w.T, y.T)
 
 
+@pytest.mark.parametrize("block", [(1, 1), (1, 32), (16, 1), (16, 16)], ids=str)
+def test_bias(block):
+    rng = np.random.default_rng(3)
+    w = sparse(rng, (37, 70), block, 0.4)
+    w[:16] = 0.0  # rows without a block get it too
+    bs, bias = compress(w, block), rng.standard_normal(37)
+    for n in (1, 5, 33):
+        x = rng.standard_normal((70, n))
+        result = bs.matmul(x, bias=bias)
+        check_product(result, np.hstack([w, bias[:, None]]), np.vstack([x, np.ones(n)]))
+        np.testing.assert_array_equal(result[:16], np.repeat(bias[:16, None], n, axis=1))
+        np.testing.assert_array_equal(bs.matmul(np.asfortranarray(x), bias=bias), result)
+        np.testing.assert_array_equal(bs.matmul(x[:, 0], bias=bias), result[:, 0])
+        np.testing.assert_array_equal(bs.matmul(np.stack([x]), bias=list(bias))[0], result)
+    assert compress(w.astype(np.float32), block).matmul(
+        x.astype(np.float32), bias=bias
+    ).dtype == np.float32  # fmt: skip
+    with pytest.raises(ValueError, match=r"bias must have shape \(37,\), got \(70,\)"):
+        bs.matmul(x, bias=np.ones(70))
+    with pytest.raises(TypeError, match="bias must have a real floating"):
+        bs.matmul(x, bias=np.ones(37, complex))
+
+
 def test_columns_of_the_operand_stay_columns():
     bs = compress(np.eye(48), (16, 1))
     x = np.ones((48, 20))
@@ -372,20 +395,8 @@ def test_attention(block, dtype):
     result = pattern.attention(q, k, v, scale=0.3)
     np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
     assert result.dtype == dtype
-    # A compressed matrix may lie in panels.
-    again = compress(sampled.to_dense(), block).softmax().to_dense()
-    np.testing.assert_allclose(again, soft, rtol=0, atol=tolerance)
     stack = pattern.attention(np.stack([q, 2 * q]), k, v)
     np.testing.assert_array_equal(stack[1], pattern.attention(2 * q, k, v))
-
-
-def test_softmax_of_blocks_in_panels():
-    w = sparse(np.random.default_rng(10), (6, 300), (1, 1), 0.5)
-    bs = compress(w, (1, 1))
-    assert len(bs._layout.panels) > 2
-    e = np.where(w != 0, np.exp(w), 0)
-    expected = e / e.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(bs.softmax().to_dense(), expected, rtol=0, atol=1e-15)
 
 
 def test_large_scores_do_not_overflow():

@@ -2,11 +2,12 @@
 
 The blocks lie one behind the other, each column by column: entry i of column k of block b is
 ``values[(b * width + k) * tall + i]``, where ``tall`` is the height of a block rounded up to
-whole tiles.  A run is the blocks of one row of blocks within a panel of columns; the runs of a
-panel lie together, so that what they read of the dense matrix stays in the first-level cache.
+whole tiles.  What a tile reads of the dense matrix is packed first, so that neighbours in the
+tile are neighbours in memory.  Registers are read from multiples of their size: one that lies
+across two cache lines takes twice as long.
 
-Each entry of a result is added up in the order of the columns, one fused operation a term, so
-that neither the shape of a tile, nor the panels, nor the number of workers change a bit.
+Each entry of a result is added up from the bias on, in the order of the columns, one fused
+operation a term, so that neither the shape of a tile nor the number of workers change a bit.
 """
 
 from typing import NamedTuple
@@ -14,19 +15,20 @@ from typing import NamedTuple
 import numpy as np
 
 from .._jit import kernel
-from .tiles import ACCUMULATORS, BITS, add_outer, lanes, load_tile, store_tile, zero_tile
+from .tiles import (
+    ACCUMULATORS,
+    add_outer,
+    anywhere,
+    evenly,
+    lanes,
+    load_tile,
+    store_tile,
+    turn_tile,
+    zero_tile,
+)
 
-_CACHE = 32 << 10  # bytes of the dense matrix that a panel reads, from the first-level cache
-_NEAR = 512 << 10  # bytes of it that are read again and again, from the second-level cache
-
-
-class Tiling(NamedTuple):
-    """How a product with blocks of some shape is cut into tiles."""
-
-    rows: tuple[int, ...]  # of a tile: the length counts
-    vecs: tuple[int, ...]  # registers side by side
-    tall: int  # height of a block, rounded up to whole tiles
-    panel: int  # columns of blocks in a panel
+LINE = 64  # bytes
+_NEAR = 512 << 10  # bytes that are read again and again, from the second-level cache
 
 
 class Layout(NamedTuple):
@@ -36,157 +38,271 @@ class Layout(NamedTuple):
     width: int
     tall: int
     indices: np.ndarray  # column of blocks, for each block
-    runs: np.ndarray  # row of blocks, for each run
-    first: np.ndarray  # block that each run begins with; one entry more
-    panels: np.ndarray  # run that each panel begins with; one entry more
+    first: np.ndarray  # block that each row of blocks begins with; one entry more
 
 
-def tiling(height, width, columns) -> Tiling:
-    """The tiles for blocks of this shape.
-
-    A tile of few rows reads much of the dense matrix for each operation, so it gets panels.
-    """
+def tiling(height) -> tuple[int, int]:
+    """Rows of a tile for blocks of this height, and registers side by side."""
     most = ACCUMULATORS // 2
-    count = -(-height // most)
-    rows = -(-height // count)
+    rows = -(-height // -(-height // most))
     vecs = min(ACCUMULATORS // rows, most)
-    vecs = 1 << (vecs.bit_length() - 1)
-    blocks = max(-(-columns // width), 1)
-    if vecs > 2:
-        blocks = min(max(_CACHE // (vecs * BITS // 8) // width, 1), blocks)
-    return Tiling((0,) * rows, (0,) * vecs, rows * count, blocks)
+    return rows, 1 << (vecs.bit_length() - 1)
+
+
+def turned_tiling(height, lanes, n) -> tuple[int, int]:
+    """Columns of x that a tile takes, and registers along the height, where x lies by columns."""
+    vecs = min(2, -(-height // lanes))
+    rows = min(ACCUMULATORS // vecs, 8, n)
+    return 1 << (rows.bit_length() - 1), vecs
+
+
+@kernel
+def _aligned(size, like):
+    """Memory for so many entries, from the beginning of a cache line on."""
+    line = LINE // like.itemsize
+    room = np.empty(size + line, like.dtype)
+    ahead = -(room.ctypes.data // like.itemsize) % line
+    return room[ahead : ahead + size]
 
 
 # --- dense on the right, row by row ---------------------------------------------------------
 
 
 @kernel
-def _pack(vecs, x, column, wide, room, place):
-    """Copy so many columns of x, zeros where it has no more, one row behind the other."""
-    flat, n = x.reshape(x.size), x.shape[1]
-    if column + wide <= n:
-        for k in range(x.shape[0]):
-            row = load_tile((0,), vecs, flat, k * n + column, 0)
-            store_tile(row, (0,), vecs, room, place + k * wide, 0)
-    else:
-        for k in range(x.shape[0]):
+def _pack(vecs, x, left, right, wide, room):
+    """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind."""
+    flat, (length, n) = x.reshape(x.size), x.shape
+    strip = length * wide
+    for k in range(length):
+        place = k * wide
+        for column in range(left, right - wide + 1, wide):
+            row = load_tile(vecs, flat, (0,), k * n + column)
+            store_tile(row, vecs, room, (0,), place)
+            place += strip
+        rest = (right - left) % wide
+        if rest > 0:
             for j in range(wide):
-                room[place + k * wide + j] = x[k, column + j] if column + j < n else 0.0
+                room[place + j] = x[k, right - rest + j] if j < rest else 0.0
 
 
 @kernel
-def _read_rows(out, row, column, rows, wide, corner):
-    """Copy a tile out of a matrix, zeros beyond its edges."""
-    for i in range(rows):
-        for j in range(wide):
-            inside = row + i < out.shape[0] and column + j < out.shape[1]
-            corner[i * wide + j] = out[row + i, column + j] if inside else 0.0
-
-
-@kernel
-def _write_rows(corner, wide, row, last, column, out):
-    """Copy rows row..last−1 of a tile into a matrix, as far as its columns go."""
-    for i in range(last - row):
-        for j in range(min(wide, out.shape[1] - column)):
-            out[row + i, column + j] = corner[i * wide + j]
-
-
-@kernel
-def multiply(rows, vecs, values, layout, x, out, begin, end):
-    """Rows begin..end−1 of blocks of ``out = W @ x``; x and out have contiguous rows."""
+def multiply(rows, vecs, values, layout, bias, x, out, begin, end):
+    """Rows begin..end−1 of blocks of ``out = W @ x + bias``; x and out have contiguous rows."""
     height, width, tall = layout.height, layout.width, layout.tall
-    indices, runs, first, panels = layout.indices, layout.runs, layout.first, layout.panels
+    indices, first = layout.indices, layout.first
     count, wide = len(rows), len(vecs) * lanes(x)
     length, n = x.shape
     # As many strips of x as the second-level cache holds, each one row behind the other.
     strip = length * wide
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
-    room = np.empty(0 if n == wide else strip * (min(most, n + wide - 1) // wide), x.dtype)
-    source = x.reshape(x.size) if n == wide else room
+    as_is = n == wide and x.ctypes.data % LINE == 0
+    room = _aligned(0 if as_is else strip * (min(most, n + wide - 1) // wide), x)
+    source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
-    corner = np.empty(count * wide, x.dtype)
+    corner, ones = _aligned(count * wide, x), _aligned(wide, x)
+    ones[:] = 1.0
+    down, across, aside = evenly(rows, 0, 1), evenly(rows, 0, n), evenly(rows, 0, wide)
     for left in range(0, n, most):
         right = min(left + most, n)
-        if n != wide:
+        if not as_is:
+            _pack(vecs, x, left, right, wide, room)
+        for q in range(begin, end):
             for column in range(left, right, wide):
-                _pack(vecs, x, column, wide, room, (column - left) // wide * strip)
-        for panel in range(panels.size - 1):
-            low, high = panels[panel], panels[panel + 1]
-            low += np.searchsorted(runs[low:high], begin)
-            for q in range(low, high):
-                if runs[q] >= end:
-                    break
-                for column in range(left, right, wide):
-                    offset = (column - left) // wide * strip
-                    for t in range(0, tall, count):
-                        row = runs[q] * height + t
-                        last = min(row + count, runs[q] * height + height, out.shape[0])
-                        direct = column + wide <= n and row + count == last
-                        place = row * n + column
-                        tile = zero_tile(values, rows, vecs)
-                        if panel > 0 and row < last:
-                            if direct:
-                                tile = load_tile(rows, vecs, flat, place, n)
-                            else:
-                                _read_rows(out, row, column, count, wide, corner)
-                                tile = load_tile(rows, vecs, corner, 0, wide)
-                        for b in range(first[q], first[q + 1]):
-                            base = indices[b] * width
-                            entry = b * width * tall + t
-                            start = offset + base * wide
-                            for _ in range(min(width, length - base)):
-                                tile = add_outer(tile, rows, vecs, values, entry, 1, source, start)
-                                entry += tall
-                                start += wide
-                        if direct:
-                            store_tile(tile, rows, vecs, flat, place, n)
-                        elif row < last:
-                            store_tile(tile, rows, vecs, corner, 0, wide)
-                            _write_rows(corner, wide, row, last, column, out)
+                offset = (column - left) // wide * strip
+                for t in range(0, tall, count):
+                    row = q * height + t
+                    tile = zero_tile(values, rows, vecs)
+                    tile = add_outer(tile, vecs, bias, down, row, ones, 0)
+                    b, stop = first[q], first[q + 1]
+                    entry = b * width * tall + t
+                    if width == 1:  # two in turn: a tenth less time
+                        while b + 1 < stop:
+                            start = offset + indices[b] * wide
+                            tile = add_outer(tile, vecs, values, down, entry, source, start)
+                            entry += tall
+                            start = offset + indices[b + 1] * wide
+                            tile = add_outer(tile, vecs, values, down, entry, source, start)
+                            entry += tall
+                            b += 2
+                    while b < stop:
+                        base = indices[b] * width
+                        entry = b * width * tall + t
+                        start = offset + base * wide
+                        for _ in range(min(width, length - base)):
+                            tile = add_outer(tile, vecs, values, down, entry, source, start)
+                            entry += tall
+                            start += wide
+                        b += 1
+                    last = min(row + count, q * height + height, out.shape[0])
+                    if row + count == last and column + wide <= n:
+                        store_tile(tile, vecs, flat, across, row * n + column)
+                    elif row < last:
+                        store_tile(tile, vecs, corner, aside, 0)
+                        for i in range(last - row):
+                            for j in range(min(wide, n - column)):
+                                out[row + i, column + j] = corner[i * wide + j]
+
+
+@kernel
+def transpose(square, x, result, begin, end):
+    """Rows begin..end−1 of x, as columns of the result, square by square."""
+    (n, length), side = x.shape, len(square)
+    source, goal = x.reshape(x.size), result.reshape(result.size)
+    along, across = evenly(square, 0, length), evenly(square, 0, n)
+    for top in range(begin, end, side):
+        whole = length // side * side if top + side <= end else 0
+        for left in range(0, whole, side):
+            tile = turn_tile(load_tile((0,), source, along, top * length + left))
+            store_tile(tile, (0,), goal, across, left * n + top)
+        for j in range(whole, length):
+            for i in range(top, min(top + side, end)):
+                result[j, i] = x[i, j]
+
+
+# --- rows of single entries, gathered ---------------------------------------------------------
+
+
+@kernel
+def multiply_gathered(rows, vecs, values, layout, order, tops, edges, bias, x, out, begin, end):
+    """What `multiply` does, for blocks of one row: those of one column of blocks share its x.
+
+    `order` has the blocks column by column, `tops` the row of each, and `edges` where a column
+    begins; the first two are longer by a tile.  A tile takes several blocks, wherever they are.
+    """
+    width, count, wide = layout.width, len(rows), len(vecs) * lanes(x)
+    length, n = x.shape
+    strips = (n + wide - 1) // wide
+    strip = length * wide
+    room = _aligned(strip * strips, x)
+    _pack(vecs, x, 0, n, wide, room)
+    flat, corner = out.reshape(out.size), _aligned(count * wide, x)
+    aside = evenly(rows, 0, wide)
+    for i in range(begin, end):
+        out[i] = bias[i]
+    for c in range(edges.size - 1):
+        base = c * width
+        low = edges[c] + np.searchsorted(tops[edges[c] : edges[c + 1]], begin)
+        high = edges[c] + np.searchsorted(tops[edges[c] : edges[c + 1]], end)
+        for g in range(low, high, count):
+            own = min(count, high - g)  # a tile takes more than that, and drops it
+            starts, goals = anywhere(rows, order, g, width), anywhere(rows, tops, g, n)
+            for s in range(strips):
+                column = s * wide
+                direct = own == count and column + wide <= n
+                if direct:
+                    tile = load_tile(vecs, flat, goals, column)
+                else:
+                    for i in range(count):
+                        for j in range(wide):
+                            inside = i < own and column + j < n
+                            corner[i * wide + j] = out[tops[g + i], column + j] if inside else 0.0
+                    tile = load_tile(vecs, corner, aside, 0)
+                start = s * strip + base * wide
+                for k in range(min(width, length - base)):
+                    tile = add_outer(tile, vecs, values, starts, k, room, start)
+                    start += wide
+                if direct:
+                    store_tile(tile, vecs, flat, goals, column)
+                else:
+                    store_tile(tile, vecs, corner, aside, 0)
+                    for i in range(own):
+                        for j in range(min(wide, n - column)):
+                            out[tops[g + i], column + j] = corner[i * wide + j]
 
 
 # --- dense on the right, column by column ---------------------------------------------------
 
 
 @kernel
-def multiply_columns(rows, vecs, values, layout, x, out, begin, end):
+def _pack_columns(count, square, x, column, room, place):
+    """Copy so many rows of x, one column behind the other.
+
+    Squares are turned in registers; where they are wider than the columns, the next column is
+    written over what is too much.
+    """
+    flat, (n, length), side = x.reshape(x.size), x.shape, len(square)
+    along, beside = evenly(square, 0, length), evenly(square, 0, count)
+    whole = length // side * side if column + max(side, count) <= n else 0
+    for k in range(0, whole, side):
+        for i in range(0, count, side):
+            tile = load_tile((0,), flat, along, (column + i) * length + k)
+            store_tile(turn_tile(tile), (0,), room, beside, place + k * count + i)
+    for k in range(whole, length):
+        for i in range(count):
+            room[place + k * count + i] = x[column + i, k]
+
+
+@kernel
+def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, end):
     """The same for xᵀ and outᵀ with contiguous rows: the registers lie along the blocks' columns.
 
-    x is (columns of the dense matrix, length), out (columns, rows of the result).
+    x is (columns of the dense matrix, length), out (columns, rows of the result); `square` has
+    as many entries as a register.
     """
     height, width, tall = layout.height, layout.width, layout.tall
-    indices, runs, first = layout.indices, layout.runs, layout.first
+    indices, first = layout.indices, layout.first
     count, deep = len(rows), len(vecs) * lanes(x)
     n, length = x.shape
     limit = out.shape[1]
-    source, flat = x.reshape(x.size), out.reshape(out.size)
-    corner = np.empty(count * deep, x.dtype)
-    low = np.searchsorted(runs, begin)
-    for group in range(0, n, count):
-        column = min(group, n - count)  # the last tile takes some columns once more
-        for q in range(low, runs.size):
-            if runs[q] >= end:
-                break
-            top = runs[q] * height
-            last = min(top + height, limit)
-            for t in range(0, height, deep):
-                tile = zero_tile(values, rows, vecs)
-                for b in range(first[q], first[q + 1]):
-                    base = indices[b] * width
-                    entry = b * width * tall + t
-                    start = column * length + base
-                    for _ in range(min(width, length - base)):
-                        tile = add_outer(tile, rows, vecs, source, start, length, values, entry)
-                        entry += tall
-                        start += 1
-                row = top + t
-                if row + deep <= last:
-                    store_tile(tile, rows, vecs, flat, column * limit + row, limit)
-                elif row < last:
-                    store_tile(tile, rows, vecs, corner, 0, deep)
-                    for i in range(count):
-                        for j in range(last - row):
-                            out[column + i, row + j] = corner[i * deep + j]
+    flat = out.reshape(out.size)
+    corner = _aligned(count * deep, x)
+    down, across = evenly(rows, 0, 1), evenly(rows, 0, limit)
+    aside, same = evenly(rows, 0, deep), evenly(rows, 0, 0)
+    # As many columns of the dense matrix, and then rows of blocks, as the second-level cache holds.
+    strip = length * count
+    most = max(_NEAR // max(strip * x.itemsize, 1), 1) * count
+    room = _aligned(
+        0 if count == 1 else strip * (min(most, n + count - 1) // count) + lanes(x), x
+    )  # fmt: skip
+    source = x.reshape(x.size) if count == 1 else room
+    blocks = max(_NEAR // (width * tall * x.itemsize), 1)
+    for left in range(0, n, most):
+        right = min(left + most, n)
+        if count > 1:
+            for group in range(left, right, count):
+                column = min(group, n - count)  # the last tile takes some columns once more
+                place = (group - left) // count * strip
+                _pack_columns(count, square, x, column, room, place)
+        low = begin
+        while low < end:
+            high = np.searchsorted(first[: end + 1], first[low] + blocks)
+            high = min(max(high, low + 1), end)
+            for group in range(left, right, count):
+                column = min(group, n - count)
+                offset = group * length if count == 1 else (group - left) // count * strip
+                for q in range(low, high):
+                    for t in range(0, height, deep):
+                        row = q * height + t
+                        tile = load_tile(vecs, bias, same, row)
+                        b, stop = first[q], first[q + 1]
+                        entry = b * width * tall + t
+                        if width == 1:
+                            while b + 1 < stop:
+                                start = offset + indices[b] * count
+                                tile = add_outer(tile, vecs, source, down, start, values, entry)
+                                entry += tall
+                                start = offset + indices[b + 1] * count
+                                tile = add_outer(tile, vecs, source, down, start, values, entry)
+                                entry += tall
+                                b += 2
+                        while b < stop:
+                            base = indices[b] * width
+                            entry = b * width * tall + t
+                            start = offset + base * count
+                            for _ in range(min(width, length - base)):
+                                tile = add_outer(tile, vecs, source, down, start, values, entry)
+                                entry += tall
+                                start += count
+                            b += 1
+                        last = min(q * height + height, limit)
+                        if row + deep <= last:
+                            store_tile(tile, vecs, flat, across, column * limit + row)
+                        elif row < last:
+                            store_tile(tile, vecs, corner, aside, 0)
+                            for i in range(count):
+                                for j in range(last - row):
+                                    out[column + i, row + j] = corner[i * deep + j]
+            low = high
 
 
 # --- dense times dense, at the blocks of a pattern ------------------------------------------
@@ -200,6 +316,8 @@ def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
     depth, step = keys.shape[1], queries.shape[1]
     left, right = keys.reshape(keys.size), queries.reshape(queries.size)
     corner = np.empty(count * deep, keys.dtype)
+    along, beside = evenly(rows, 0, depth), evenly(rows, 0, tall)
+    aside = evenly(rows, 0, deep)
     for b in range(begin, end):
         for k in range(0, width, count):
             for t in range(0, height, deep):
@@ -207,14 +325,14 @@ def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
                 entry = (layout.indices[b] * width + k) * depth
                 start = of_row[b] * height + t
                 for _ in range(depth):
-                    tile = add_outer(tile, rows, vecs, left, entry, depth, right, start)
+                    tile = add_outer(tile, vecs, left, along, entry, right, start)
                     entry += 1
                     start += step
                 place = (b * width + k) * tall + t
                 if k + count <= width and t + deep <= tall:
-                    store_tile(tile, rows, vecs, values, place, tall)
+                    store_tile(tile, vecs, values, beside, place)
                 else:
-                    store_tile(tile, rows, vecs, corner, 0, deep)
+                    store_tile(tile, vecs, corner, aside, 0)
                     for i in range(min(count, width - k)):
                         for j in range(min(deep, tall - t)):
                             values[place + i * tall + j] = corner[i * deep + j]
@@ -252,20 +370,16 @@ def softmax(values, layout, columns, result, begin, end):
 
 
 @kernel
-def multiply_plainly(values, layout, x, out, begin, end):
+def multiply_plainly(values, layout, bias, x, out, begin, end):
     """What `multiply` does, as one would write it down; for machines without registers to spare."""
     height, width, tall = layout.height, layout.width, layout.tall
-    for panel in range(layout.panels.size - 1):
-        for q in range(layout.panels[panel], layout.panels[panel + 1]):
-            if not begin <= layout.runs[q] < end:
-                continue
-            top = layout.runs[q] * height
-            for i in range(min(height, out.shape[0] - top)):
-                if panel == 0:
-                    out[top + i] = 0.0
-                for b in range(layout.first[q], layout.first[q + 1]):
-                    base = layout.indices[b] * width
-                    for k in range(min(width, x.shape[0] - base)):
-                        w = values[(b * width + k) * tall + i]
-                        for j in range(x.shape[1]):
-                            out[top + i, j] += w * x[base + k, j]
+    for q in range(begin, end):
+        top = q * height
+        for i in range(min(height, out.shape[0] - top)):
+            out[top + i] = bias[top + i]
+            for b in range(layout.first[q], layout.first[q + 1]):
+                base = layout.indices[b] * width
+                for k in range(min(width, x.shape[0] - base)):
+                    w = values[(b * width + k) * tall + i]
+                    for j in range(x.shape[1]):
+                        out[top + i, j] += w * x[base + k, j]

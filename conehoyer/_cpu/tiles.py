@@ -76,69 +76,119 @@ def zero_tile(typingctx, like, rows, vecs):
 
 
 @intrinsic
-def add_outer(typingctx, tile, rows, vecs, scalars, place, step, vectors, start):
-    """``tile[i, v] += scalars[place + i * step] * vectors[start + v * lanes:]``, fused."""
+def evenly(typingctx, rows, start, step):
+    """``(start, start + step, …)``, one for each row."""
+
+    def codegen(context, builder, signature, args):
+        places = [args[1]]
+        for _ in range(rows.count - 1):
+            places.append(builder.add(places[-1], args[2]))
+        return cgutils.pack_array(builder, places)
+
+    return types.UniTuple(types.intp, rows.count)(rows, types.intp, types.intp), codegen
+
+
+@intrinsic
+def anywhere(typingctx, rows, array, place, factor):
+    """``(array[place] * factor, array[place + 1] * factor, …)``, one for each row."""
+
+    def codegen(context, builder, signature, args):
+        _, values, where, scale = args
+        first = _start(context, builder, array, values, where)
+        places = []
+        for i in range(rows.count):
+            found = builder.load(builder.gep(first, [ir.Constant(_INDEX, i)]))
+            places.append(builder.mul(found, scale))
+        return cgutils.pack_array(builder, places)
+
+    return types.UniTuple(types.intp, rows.count)(rows, array, types.intp, types.intp), codegen
+
+
+@intrinsic
+def add_outer(typingctx, tile, vecs, scalars, places, place, vectors, start):
+    """``tile[i, v] += scalars[places[i] + place] * vectors[start + v * lanes:]``, fused."""
     vec = tile.dtype
 
     def codegen(context, builder, signature, args):
-        given, _, _, held, where, stride, others, begin = args
+        given, _, held, where, shift, others, begin = args
         entries = cgutils.unpack_tuple(builder, given)
         pointer = _start(context, builder, vectors, others, begin)
         loaded = []
         for address in _registers(builder, pointer, vec, vecs.count):
             loaded.append(builder.load(address))
             loaded[-1].align = vec.element.bitwidth // 8
-        scalar = _start(context, builder, scalars, held, where)
+        first = _start(context, builder, scalars, held, shift)
         undefined = ir.Constant(simd._llvm(vec), ir.Undefined)
         everywhere = ir.Constant(ir.VectorType(_PLACE, vec.lanes), [0] * vec.lanes)
-        for i in range(rows.count):
-            first = builder.insert_element(undefined, builder.load(scalar), ir.Constant(_PLACE, 0))
-            spread = builder.shuffle_vector(first, undefined, everywhere)
+        for i, offset in enumerate(cgutils.unpack_tuple(builder, where)):
+            scalar = builder.load(builder.gep(first, [offset]))
+            one = builder.insert_element(undefined, scalar, ir.Constant(_PLACE, 0))
+            spread = builder.shuffle_vector(one, undefined, everywhere)
             for v in range(vecs.count):
                 k = i * vecs.count + v
                 name = simd._intrinsic_name("fma", vec)
                 terms = [spread, loaded[v], entries[k]]
                 entries[k] = simd._call(builder, name, simd._llvm(vec), terms)
-            scalar = builder.gep(scalar, [stride])
         return cgutils.pack_array(builder, entries)
 
-    number = types.intp
-    return tile(tile, rows, vecs, scalars, number, number, vectors, number), codegen
+    return tile(tile, vecs, scalars, places, types.intp, vectors, types.intp), codegen
 
 
 @intrinsic
-def load_tile(typingctx, rows, vecs, array, start, step):
-    """The tile whose row i begins at ``array[start + i * step]``."""
-    tile = _tile(array.dtype, rows, vecs)
+def load_tile(typingctx, vecs, array, places, place):
+    """The tile whose row i begins at ``array[places[i] + place]``."""
+    tile = _tile(array.dtype, places, vecs)
     vec = tile.dtype
 
     def codegen(context, builder, signature, args):
-        _, _, values, begin, stride = args
-        row = _start(context, builder, array, values, begin)
-        entries = []
-        for _ in range(rows.count):
+        _, values, where, shift = args
+        first, entries = _start(context, builder, array, values, shift), []
+        for offset in cgutils.unpack_tuple(builder, where):
+            row = builder.gep(first, [offset])
             for address in _registers(builder, row, vec, vecs.count):
                 entries.append(builder.load(address))
                 entries[-1].align = vec.element.bitwidth // 8
-            row = builder.gep(row, [stride])
         return cgutils.pack_array(builder, entries)
 
-    return tile(rows, vecs, array, types.intp, types.intp), codegen
+    return tile(vecs, array, places, types.intp), codegen
 
 
 @intrinsic
-def store_tile(typingctx, tile, rows, vecs, array, start, step):
-    """Store row i of the tile at ``array[start + i * step:]``."""
+def store_tile(typingctx, tile, vecs, array, places, place):
+    """Store row i of the tile at ``array[places[i] + place:]``."""
     vec = tile.dtype
 
     def codegen(context, builder, signature, args):
-        given, _, _, values, begin, stride = args
+        given, _, values, where, shift = args
         entries = iter(cgutils.unpack_tuple(builder, given))
-        row = _start(context, builder, array, values, begin)
-        for _ in range(rows.count):
+        first = _start(context, builder, array, values, shift)
+        for offset in cgutils.unpack_tuple(builder, where):
+            row = builder.gep(first, [offset])
             for address in _registers(builder, row, vec, vecs.count):
                 builder.store(next(entries), address).align = vec.element.bitwidth // 8
-            row = builder.gep(row, [stride])
         return context.get_dummy_value()
 
-    return types.void(tile, rows, vecs, array, types.intp, types.intp), codegen
+    return types.void(tile, vecs, array, places, types.intp), codegen
+
+
+@intrinsic
+def turn_tile(typingctx, tile):
+    """Transpose a tile of as many rows of one register as a register has entries."""
+
+    def codegen(context, builder, signature, args):
+        entries = cgutils.unpack_tuple(builder, args[0])
+        size, step = len(entries), 1
+        while step < size:  # swap what lies off the diagonal in squares of two steps
+            upper = [j if not j & step else size + j - step for j in range(size)]
+            lower = [j + step if not j & step else size + j for j in range(size)]
+            masks = [ir.Constant(ir.VectorType(_PLACE, size), mask) for mask in (upper, lower)]
+            for i in range(size):
+                if not i & step:
+                    pair = entries[i], entries[i + step]
+                    entries[i], entries[i + step] = (
+                        builder.shuffle_vector(*pair, mask) for mask in masks
+                    )
+            step *= 2
+        return cgutils.pack_array(builder, entries)
+
+    return tile(tile), codegen
