@@ -1,6 +1,6 @@
 """Trained layers of PyTorch whose weights are block-sparse."""
 
-from __future__ import annotations  # the pages are made without torch
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 

@@ -1,6 +1,6 @@
 """`SparseAdamW` for PyTorch, on the kernels of `conehoyer.optim` or on PyTorch's operations."""
 
-from __future__ import annotations  # the pages are made without torch
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -49,7 +49,6 @@ extlinks = {"doi": ("https://doi.org/%s", "doi:%s")}
 # --- API reference -------------------------------------------------------------------
 
 autosummary_generate = True
-autodoc_mock_imports = ["torch"]  # an extra, which these pages do without
 autodoc_typehints = "none"  # the docstrings give the types
 numpydoc_show_class_members = False
 numpydoc_validation_checks = {

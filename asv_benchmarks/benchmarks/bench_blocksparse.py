@@ -64,7 +64,7 @@ class Product:
     def plain(self):
         """Nested loops, as one would write them down."""
         x, out = np.ascontiguousarray(self.x), np.zeros((ROWS, COLUMNS), np.float32)
-        given = self.bs._values, self.bs._layout, x, out
+        given = self.bs._values, self.bs._layout, self.bs._start(None), x, out
         return partial(kernels.multiply_plainly, *given, 0, self.bs.pattern.grid[0])
 
 
