@@ -53,6 +53,19 @@ def test_products(block, dtype):
                 check_product((y @ bs).T, w.T, y.T)
 
 
+@pytest.mark.parametrize("block", [(1, 16), (8, 1), (16, 16)], ids=str)
+def test_products_in_several_parts(block):
+    """More than half a megabyte of both operands, at which the kernels cut them."""
+    rng = np.random.default_rng(4)
+    w = sparse(rng, (400, 500), block, 0.8)
+    bs, x = compress(w, block), rng.standard_normal((500, 333))
+    result = bs @ x
+    check_product(result, w, x)
+    for workers in (1, 3):
+        turned = bs.matmul(np.asfortranarray(x), workers=workers)
+        np.testing.assert_array_equal(turned, result)
+
+
 @pytest.mark.parametrize("block", [(1, 1), (1, 32), (16, 1), (16, 16)], ids=str)
 def test_bias(block):
     rng = np.random.default_rng(3)

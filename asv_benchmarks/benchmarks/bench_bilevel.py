@@ -50,7 +50,7 @@ class OverFloor:
     def setup(self, *params):
         self.problem = Problem(*params)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor().samples
 
@@ -77,7 +77,7 @@ class TwoWorkers:
         require_processors(2)
         self.problem = Problem(*params)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor(threads=2).samples
 

@@ -75,7 +75,7 @@ class OverDense:
     def setup(self, *params):
         self.product = Product(*params)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio", rounds=1)
     def track_over_numpy(self, *params):
         return compare((self.product.call(), self.product.dense())).samples
 

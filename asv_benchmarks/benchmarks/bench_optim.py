@@ -74,7 +74,7 @@ class OverMemory:
             call, arrays = step_call(p, g, groups=groups, workers=workers, **self.options)
             self.pairs.append((call, memory_call(arrays, workers)))
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_memory(self, *params):
         return compare(*self.pairs).samples
 
