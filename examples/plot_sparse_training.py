@@ -224,12 +224,21 @@ for name, make in MAKE.items():
             print(f"{low:8.2f} to {high:.0f}")
 
 # %%
-# The first and the second answer can be read there. A single training differs from another by a
-# few hundredths in accuracy, and so do, with 800 beats, chance and skill: the standard error is
-# 0.015.
+# What these runs say, with a standard error of 0.015 in the accuracy of 800 beats and only one
+# training each:
 #
-# γ is at its upper end, 1/0.01, where a block is zero. Its lower end is the inverse of the
-# largest norm.
+# 1. *Shape.* Of single weights, more than four fifths can be zero at no loss. Whole blocks cost the
+#    transformer 0.06 to 0.09 from a third of them on; the convolutional network keeps its accuracy
+#    until more than half are zero.
+# 2. *Training.* The loss is higher the more weights are zero, and with the strongest penalties it
+#    rises again: blocks go faster than the others can make up for. The accuracy on new patients
+#    hardly follows the loss: both networks overfit, and the penalty works against it.
+# 3. *Architecture.* Convolutions become sparse like the layers of a transformer. But where the
+#    blocks of 16 × 16 of a whole layer are gone, nothing passes any more, and the network is left
+#    with guessing: the transformer has a way around each layer, this network has none.
+#
+# γ is at its upper end, 1/0.01, where a block is zero, and stays there: it returns only if
+# the gradient is strong. Its lower end is the inverse of the largest norm.
 #
 # What the zeros are worth
 # ------------------------
@@ -268,8 +277,14 @@ for name in MAKE:
             print(f"{1e3 * sparse:12.2f}{dense / sparse:8.2f}")
 
 # %%
+# Zeros without blocks make these networks slower, zeros in blocks hardly faster. Their products are
+# small, and most of the time goes into what lies between them. What blocks are worth in layers as
+# wide as a language model's is shown in
+# :ref:`sphx_glr_auto_examples_plot_block_sparse_transformer.py`.
+#
 # Figure
 # ------
+# Left: the loss at the middle (full) and the largest (dashed) of the five strengths.
 
 COLORS = {(1, 1): "#0072B2", (32, 1): "#E69F00", (16, 16): "#CC79A7"}
 fig, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
@@ -289,11 +304,11 @@ for (left, right), name in zip(axes, MAKE, strict=True):
     left.set_ylabel("cross-entropy, DS1")
     right.axhline(accuracies[name], color="k", lw=2, label="AdamW")
     right.axhline(0.5, color="0.6", ls=":", label="chance")
-    right.set(title=f"{name}: accuracy against zeros", ylabel="accuracy, DS2", ylim=(0.45, 0.85))
+    right.set(title=f"{name}: accuracy against zeros", ylabel="accuracy, DS2", ylim=(0.35, 0.85))
     right.set_xlabel("part of the blocks that is zero")
     right.xaxis.set_major_formatter("{x:.0%}")
     for ax in (left, right):
-        ax.legend(frameon=False, fontsize="small")
+        ax.legend(frameon=False, fontsize="small", loc="lower left")
         ax.grid(alpha=0.3)
 if IS_SCRIPT:
     fig.savefig(args.output, dpi=120)
