@@ -1073,7 +1073,7 @@ def best_block_shape(
     n_cols = operator.index(n_cols)
     if n_cols < 1:
         raise ValueError(f"n_cols must be >= 1, got {n_cols}")
-    size = tuple(min(max(side, 1), 1024) for side in w.shape)
+    size = tuple(min(max(side, 512), 1024) for side in w.shape)  # small ones are all overhead
     costs = []
     for shape in shapes:
         height, width = shape
@@ -1102,7 +1102,7 @@ def _cost(shape, size, dtype, n_cols) -> tuple[float, float]:
         bs = BlockSparse._from_blocks(pattern, blocks)
         out = bs @ x
         product = functools.partial(bs.matmul, x, out=out, workers=1)
-        seconds = min(repeat(product, number=1))
+        seconds = min(repeat(product, number=1, repeat=15))
         points.append((pattern.n_blocks, seconds))
     (few, quick), (many, slow) = points
     per_block = max((slow - quick) / max(many - few, 1), slow / max(many, 1) / 10, 1e-12)
