@@ -561,7 +561,7 @@ class BlockSparse:
         array([[0.5, 0.5, 0. , 0. ]])
         """
         layout, values = self._layout, self._values
-        result = np.zeros_like(values)
+        result = _room(layout, self.dtype, self.n_blocks)
 
         def task(first, last):
             kernels.softmax(values, layout, self.shape[1], result, first, last)

@@ -1,7 +1,8 @@
 """These tests run on a GPU, or in Numba's simulator with NUMBA_ENABLE_CUDASIM=1.
 
 They want a process of their own: ``NUMBA_ENABLE_CUDASIM=1 python -m pytest tests/cuda``, or
-``CONEHOYER_TEST_CUDA=1 python -m pytest tests/cuda`` where there is a GPU.
+``CONEHOYER_TEST_CUDA=1 python -m pytest tests/cuda`` where there is a GPU.  With ``--thorough`` the
+simulator takes all cases, as a GPU does.
 """
 
 import contextlib
@@ -76,6 +77,18 @@ collect_ignore_glob = [] if WANTED else ["test_*.py"]
 def pytest_configure(config):
     if SIMULATED:  # NumPy's scalars warn where a GPU does not
         config.addinivalue_line("filterwarnings", "ignore:.*encountered:RuntimeWarning")
+
+
+def pytest_collection_modifyitems(config, items):
+    """The simulator is slow: of a test's cases it runs the first and the last."""
+    if not SIMULATED or config.getoption("--thorough"):
+        return
+    cases: dict[tuple, list] = {}
+    for item in items:
+        cases.setdefault((item.path, item.originalname), []).append(item)
+    ends = {id(group[place]) for group in cases.values() for place in (0, -1)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in ends])
+    items[:] = [item for item in items if id(item) in ends]
 
 
 @pytest.fixture
