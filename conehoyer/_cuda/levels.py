@@ -13,9 +13,9 @@ from numba import float64, int32, int64
 from .. import _math as m
 from . import arrays, engine, projections, scores
 from .arrays import Parameter, pick
-from .device import SIMULATED, cuda, function, kernel, launch, launch_each, threads_for
+from .device import cuda, function, kernel, launch, launch_each, threads_for
 
-_BITS = 4 if SIMULATED else 8  # of a digit; the simulator is slow
+_BITS = 8  # of a digit
 _DIGITS = 1 << _BITS
 _ROOM = 2 * _DIGITS
 _PENDING = 3  # after the engine's flags: how many rows need another trial
