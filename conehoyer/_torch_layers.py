@@ -46,7 +46,6 @@ class BlockSparseLinear(torch.nn.Module):
     def __init__(self, weight: blocksparse.BlockSparse, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.block_shape = weight.block_shape
         self.matrix = weight
         self._dense: torch.Tensor | None = None
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone())
@@ -109,6 +108,11 @@ class BlockSparseLinear(torch.nn.Module):
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must have shape (..., {self.in_features}), got {tuple(x.shape)}")
         return _Product.apply(x, self.bias, self.matrix)
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Height and width of a block."""
+        return self.matrix.block_shape
 
     @property
     def weight(self) -> torch.Tensor:
@@ -188,7 +192,6 @@ class BlockSparseLinear(torch.nn.Module):
         shape = self.out_features, self.in_features
         matrix = blocksparse._from_arrays(blocks, indices, indptr, shape, blocks.shape[1:], "state")
         self.matrix, self._dense = matrix.astype(self.matrix.dtype), None
-        self.block_shape = matrix.block_shape
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)

@@ -168,8 +168,8 @@ class BlockPattern:
         """The blocks column by column, the row of each, and where each column begins."""
         order = np.argsort(self.indices, kind="stable")
         edges = np.searchsorted(self.indices[order], np.arange(self.grid[1] + 1))
-        order = np.append(order, np.zeros(tiles.ACCUMULATORS, np.intp))  # tiles reach beyond
-        return order, self._rows[order] if self.n_blocks else order, edges
+        beyond = np.zeros(kernels.GATHERED, np.intp)  # as far as tiles may reach
+        return np.append(order, beyond), np.append(self._rows[order], beyond), edges
 
     @functools.cached_property
     def _edges(self) -> dict[int, np.ndarray]:
@@ -670,14 +670,14 @@ class BlockSparse:
             kernel = kernels.multiply_columns
         else:
             goal = np.empty(shape, self.dtype) if by_columns else out
-            x = _transposed(x.T) if by_columns and not _PLAIN else np.ascontiguousarray(x)
+            x = _transposed(x.T) if by_columns else np.ascontiguousarray(x)
             given = *given, x, goal
             kernel = kernels.multiply_plainly
             if not _PLAIN:
                 rows, vecs = kernels.tiling(layout.height)
                 kernel = kernels.multiply
-                if layout.height == 1 and layout.width >= 8 and n > 1:
-                    rows, vecs = kernels.tiling(8)
+                if layout.height == 1 and layout.width >= kernels.GATHERED and n > 1:
+                    rows, vecs = kernels.tiling(kernels.GATHERED)
                     given = *given[:2], *self.pattern._by_columns, *given[2:]
                     kernel = kernels.multiply_gathered
                 given = (0,) * rows, (0,) * vecs, *given
@@ -689,10 +689,7 @@ class BlockSparse:
 
         run_split(task, count, count)
         if not turned and by_columns:
-            if _PLAIN:
-                out[...] = goal
-            else:
-                _transposed(goal, out.T, count)
+            _transposed(goal, out.T, count)
         return out
 
     def _start(self, bias):
@@ -709,6 +706,9 @@ def _transposed(x, result=None, workers=1):
     """Transpose, with contiguous rows."""
     if result is None:
         result = np.empty(x.shape[::-1], x.dtype)
+    if _PLAIN:
+        result[...] = x.T
+        return result
     square = (0,) * tiles.lanes_of(x.dtype)
 
     def task(first, last):

@@ -59,7 +59,7 @@ numpydoc_validation_checks = {
 # Properties need no example of their own: the class has one.
 numpydoc_validation_exclude = {
     r"BlockPattern\.(grid|kept|n_blocks)$",
-    r"BlockSparseLinear\.weight$",
+    r"BlockSparseLinear\.(block_shape|weight)$",
     r"BlockSparse\.(T|block_shape|density|dtype|n_blocks|nbytes|shape)$",
 }
 # The info classes are made by the library: their attributes are described, not the call.

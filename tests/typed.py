@@ -10,7 +10,7 @@ from conehoyer import ProjectionInfo, project_cai, project_hoyer, project_l1_bal
 class Tensor:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        raise NotImplementedError
+        return {}
 
 
 def of_arrays(x: np.ndarray) -> None:

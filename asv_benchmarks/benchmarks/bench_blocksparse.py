@@ -75,7 +75,7 @@ class OverDense:
     def setup(self, *params):
         self.product = Product(*params)
 
-    @sampled("ratio", rounds=1)
+    @sampled("ratio")
     def track_over_numpy(self, *params):
         return compare((self.product.call(), self.product.dense())).samples
 
@@ -87,11 +87,11 @@ class OverOthers:
     def setup(self, *params):
         self.product = Product(*params)
 
-    @sampled("ratio", rounds=1)
+    @sampled("ratio")
     def track_over_scipy(self, *params):
         return compare((self.product.call(), self.product.scipy())).samples
 
-    @sampled("ratio", rounds=1)
+    @sampled("ratio")
     def track_over_plain_loops(self, *params):
         return compare((self.product.call(), self.product.plain())).samples
 
@@ -104,7 +104,7 @@ class OverTorch:
         require("torch")
         self.product = Product(*params)
 
-    @sampled("ratio", rounds=1)
+    @sampled("ratio")
     def track_over_torch(self, *params):
         return compare((self.product.call(), self.product.torch())).samples
 
@@ -137,7 +137,7 @@ class Attention:
         band = np.abs(np.subtract.outer(np.arange(side), np.arange(side))) <= 2
         self.pattern = blocksparse.BlockPattern(band, (32, 32))
 
-    @sampled("ratio", rounds=1)
+    @sampled("ratio")
     def track_over_dense(self, length):
         q, k, v = self.heads
 

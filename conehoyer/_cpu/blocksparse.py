@@ -3,8 +3,8 @@
 The blocks lie one behind the other, each column by column: entry i of column k of block b is
 ``values[(b * width + k) * tall + i]``, where ``tall`` is the height of a block rounded up to
 whole tiles.  What a tile reads of the dense matrix is packed first, so that neighbours in the
-tile are neighbours in memory.  Registers are read from multiples of their size: one that lies
-across two cache lines takes twice as long.
+tile are neighbours in memory.  Registers are read from multiples of their size, so that none lies
+across two cache lines.
 
 Each entry of a result is added up from the bias on, in the order of the columns, one fused
 operation a term, so that neither the shape of a tile nor the number of workers change a bit.
@@ -29,6 +29,7 @@ from .tiles import (
 
 LINE = 64  # bytes
 _NEAR = 512 << 10  # bytes that are read again and again, from the second-level cache
+GATHERED = 8  # blocks of one row that a tile takes, if they have as many columns
 
 
 class Layout(NamedTuple):
