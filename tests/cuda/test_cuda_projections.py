@@ -7,7 +7,9 @@ from distributions import DISTRIBUTIONS, FLOAT32, float32, make
 from numpy.exceptions import AxisError
 
 import conehoyer as ch
+from conehoyer._cuda.projections import _LONG_FROM
 
+LONG = _LONG_FROM + 44  # entries of a vector that all blocks of a grid work on
 LD = np.longdouble
 TOLERANCE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 1e-5}
 
@@ -40,7 +42,7 @@ def check(project, reference, y, to_gpu, to_host, again=True):
     return host, info
 
 
-@pytest.mark.parametrize("n", [3, 100])
+@pytest.mark.parametrize("n", [3, 100, LONG])
 def test_cai(n, to_gpu, to_host):
     for name, y in vectors(n):
         score = float(oracle.hoyer_score(y))
@@ -56,7 +58,7 @@ def test_cai(n, to_gpu, to_host):
                 assert to_host(info.level) == pytest.approx(level, rel=1e-12)
 
 
-@pytest.mark.parametrize("n", [100])
+@pytest.mark.parametrize("n", [100, LONG])
 def test_cai_nonneg(n, to_gpu, to_host):
     for _, y in vectors(n):
         level = max(0.4 * float(oracle.hoyer_score(np.maximum(y, 0))), 1.0)
@@ -66,7 +68,7 @@ def test_cai_nonneg(n, to_gpu, to_host):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [2, 100])
+@pytest.mark.parametrize("n", [2, 100, LONG])
 def test_l1_ball(n, to_gpu, to_host):
     for _, y in vectors(n):
         total = float(np.abs(y.astype(LD)).sum())
@@ -79,7 +81,7 @@ def test_l1_ball(n, to_gpu, to_host):
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [100])
+@pytest.mark.parametrize("n", [100, LONG])
 def test_simplex(n, to_gpu, to_host):
     for _, y in vectors(n):
         total = float(np.abs(y.astype(LD)).sum()) * 0.3
@@ -89,7 +91,7 @@ def test_simplex(n, to_gpu, to_host):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [100])
+@pytest.mark.parametrize("n", [100, LONG])
 def test_hoyer(n, to_gpu, to_host):
     for _, y in vectors(n):
         check(
@@ -98,27 +100,11 @@ def test_hoyer(n, to_gpu, to_host):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["gaussian", "near_constant", "blocks_of_ties", "sparse"])
-def test_one_long_vector(name, to_gpu, to_host):
-    """All blocks of a grid work on it; the simulator has one block a grid."""
-    for y in (make(name, 300), float32(name, 300)):
-        total = float(np.abs(y.astype(LD)).sum())
-        level = max(0.3 * float(oracle.hoyer_score(y)), 1.0)
-        for project, reference in (
-            (lambda d, p=level, **kw: ch.project_cai(d, p, **kw), oracle.project_cai(y, level)),
-            (lambda d, p=total / 9, **kw: ch.project_l1_ball(d, p, **kw),
-             oracle.project_l1_ball(y, total / 9)),
-            (lambda d, p=total / 9, **kw: ch.project_simplex(d, p, **kw),
-             oracle.project_simplex(y, total / 9)),
-            (lambda d, **kw: ch.project_hoyer(d, 0.7, **kw), oracle.project_hoyer(y, 0.7)),
-        ):  # fmt: skip
-            check(project, reference, y, to_gpu, to_host)
-
-
 @pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
-def test_scales(kind, scale, to_gpu, to_host):
-    y = make("gaussian", 50) * scale
+@pytest.mark.parametrize("n", [50, LONG])
+def test_scales(kind, scale, n, to_gpu, to_host):
+    y = make("gaussian", n) * scale
     total = 0.2 * float(np.abs(y).sum())
     project, reference = {
         "cai": (lambda d: ch.project_cai(d, 5.0), oracle.project_cai(y, 5.0)),
