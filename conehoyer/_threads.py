@@ -1,4 +1,8 @@
-"""How many threads, and the pool that they come from."""
+"""How many threads, and where they come from.
+
+A ``concurrent.futures`` pool would do the same, but takes 25 to 70 µs longer to hand out two
+parts of 270 µs, which is what a call has to gain.
+"""
 
 import contextlib
 import contextvars
@@ -7,10 +11,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from queue import SimpleQueue
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 _lock = threading.Lock()
-_pool = None
+_jobs: SimpleQueue | None = None
 
 
 def _available() -> int:
@@ -91,24 +96,39 @@ def get_workers() -> int:
     return _workers.get()
 
 
-def _get_pool():
-    global _pool
+def _get_jobs() -> SimpleQueue:
+    """The queue of jobs; the first call starts the threads that wait at it."""
+    global _jobs
     with _lock:
-        if _pool is None:
-            from concurrent.futures import ThreadPoolExecutor
+        if _jobs is None:
+            jobs: SimpleQueue = SimpleQueue()
+            for number in range(max(_available() - 1, 1)):
+                name = f"conehoyer_{number}"
+                threading.Thread(target=_serve, args=(jobs,), name=name, daemon=True).start()
+            _jobs = jobs
+        return _jobs
 
-            _pool = ThreadPoolExecutor(max(_available() - 1, 1), "conehoyer")
-        return _pool
+
+def _serve(jobs: SimpleQueue) -> None:
+    while True:
+        task, first, last, done = jobs.get()
+        error = None
+        try:
+            task(first, last)
+        except BaseException as caught:
+            error = caught
+        done.put(error)
+        del task, done, error  # nothing is kept alive while the thread waits
 
 
-def _forget_pool() -> None:
-    """A forked child has none of its parent's threads: it makes a pool of its own."""
-    global _pool, _lock
-    _pool, _lock = None, threading.Lock()
+def _forget_threads() -> None:
+    """A forked child has none of its parent's threads: it starts its own."""
+    global _jobs, _lock
+    _jobs, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def run_split(task: Callable[[int, int], object], count: int, workers: int) -> None:
@@ -118,10 +138,14 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
         task(0, count)
         return
     edges = [count * w // workers for w in range(workers + 1)]
-    pool = _get_pool()
-    others = [pool.submit(task, first, last) for first, last in pairwise(edges[1:])]
+    jobs = _get_jobs()
+    done: SimpleQueue = SimpleQueue()
+    for first, last in pairwise(edges[1:]):
+        jobs.put((task, first, last, done))
     try:
         task(edges[0], edges[1])
     finally:
-        for other in others:
-            other.result()
+        errors = [done.get() for _ in range(workers - 1)]
+    for error in errors:
+        if error is not None:
+            raise error

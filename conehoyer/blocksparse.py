@@ -20,6 +20,7 @@ import numbers
 import operator
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,8 +176,20 @@ class BlockPattern:
     def _edges(self) -> dict[int, np.ndarray]:
         return {}
 
-    def _shares(self, workers) -> np.ndarray:
-        """Rows of blocks at which the workers' shares begin, of about the same number of blocks."""
+    def _shares(self, workers, n, wide) -> list:
+        """Rows of blocks from and to, and columns from and to if `wide` says so, of each worker.
+
+        Tiles of `wide` of the n columns, where they can be dealt out evenly: each worker packs its
+        own.  Else rows of blocks, with about the same number of blocks.
+        """
+        strips = -(-n // max(wide, 1))
+        if wide and (strips % workers == 0 or strips >= 4 * workers):
+            edges = [min(strips * w // workers * wide, n) for w in range(workers + 1)]
+            return [(0, self.grid[0], *share) for share in pairwise(edges)]
+        columns = (0, n) if wide else ()
+        return [(*share, *columns) for share in pairwise(self._row_edges(workers))]
+
+    def _row_edges(self, workers) -> np.ndarray:
         if workers not in self._edges:
             work = self.indptr + np.arange(self.indptr.size)
             goals = work[-1] * np.arange(1, workers) / workers
@@ -663,29 +676,33 @@ class BlockSparse:
             return out
         count = _threads(workers, n * self.n_blocks * layout.height * layout.width)
         given = self._values, layout, self._start(bias)
+        wide = 0  # columns of a tile, where each worker may have some of them
         if turned:
             rows, vecs = kernels.turned_tiling(layout.height, lanes, n)
+            wide = rows
             given = *given, np.ascontiguousarray(x.T), out.T
             given = (0,) * rows, (0,) * vecs, (0,) * lanes, *given
             kernel = kernels.multiply_columns
         else:
             goal = np.empty(shape, self.dtype) if by_columns else out
-            x = _transposed(x.T) if by_columns else np.ascontiguousarray(x)
+            x = _transposed(x.T, workers=count) if by_columns else np.ascontiguousarray(x)
             given = *given, x, goal
             kernel = kernels.multiply_plainly
             if not _PLAIN:
-                rows, vecs = kernels.tiling(layout.height)
-                kernel = kernels.multiply
                 if layout.height == 1 and layout.width >= kernels.GATHERED and n > 1:
                     rows, vecs = kernels.tiling(kernels.GATHERED)
                     given = *given[:2], *self.pattern._by_columns, *given[2:]
                     kernel = kernels.multiply_gathered
+                else:
+                    rows, vecs = kernels.tiling(layout.height)
+                    wide = vecs * lanes
+                    kernel = kernels.multiply
                 given = (0,) * rows, (0,) * vecs, *given
-        edges = self.pattern._shares(count)
+        shares = self.pattern._shares(count, n, wide)
 
         def task(first, last):
-            for share in range(first, last):
-                kernel(*given, edges[share], edges[share + 1])
+            for share in shares[first:last]:
+                kernel(*given, *share)
 
         run_split(task, count, count)
         if not turned and by_columns:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import conehoyer
+from conehoyer._threads import run_split
 
 PACKAGE = Path(conehoyer.__file__).parent
 
@@ -170,6 +171,22 @@ print("ok")
 
 def test_four_threads_at_once(cache):
     assert run(THREADS, NUMBA_CACHE_DIR=str(cache)) == "ok"
+
+
+def test_parts_of_a_call():
+    """More parts than threads; an error in a thread arrives, and the threads live on."""
+
+    def fail(first, last):
+        if first > 0:
+            raise ValueError(f"part {first}")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="part 3"):
+            run_split(fail, 9, 3)
+        for workers in (1, 2, 7, 20):
+            seen = []
+            run_split(lambda first, last, seen=seen: seen.extend(range(first, last)), 9, workers)
+            assert sorted(seen) == list(range(9))
 
 
 # ---------------------------------------------------------------------------

@@ -87,8 +87,11 @@ def _pack(vecs, x, left, right, wide, room):
 
 
 @kernel
-def multiply(rows, vecs, values, layout, bias, x, out, begin, end):
-    """Rows begin..end−1 of blocks of ``out = W @ x + bias``; x and out have contiguous rows."""
+def multiply(rows, vecs, values, layout, bias, x, out, begin, end, low, high):
+    """Rows begin..end−1 of blocks of ``out = W @ x + bias``, in columns low..high−1.
+
+    x and out have contiguous rows; low is a multiple of a tile's columns.
+    """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
     count, wide = len(rows), len(vecs) * lanes(x)
@@ -97,14 +100,14 @@ def multiply(rows, vecs, values, layout, bias, x, out, begin, end):
     strip = length * wide
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
     as_is = n == wide and x.ctypes.data % LINE == 0
-    room = _aligned(0 if as_is else strip * (min(most, n + wide - 1) // wide), x)
+    room = _aligned(0 if as_is else strip * (min(most, high - low + wide - 1) // wide), x)
     source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
     corner, ones = _aligned(count * wide, x), _aligned(wide, x)
     ones[:] = 1.0
     down, across, aside = evenly(rows, 0, 1), evenly(rows, 0, n), evenly(rows, 0, wide)
-    for left in range(0, n, most):
-        right = min(left + most, n)
+    for left in range(low, high, most):
+        right = min(left + most, high)
         if not as_is:
             _pack(vecs, x, left, right, wide, room)
         for q in range(begin, end):
@@ -234,7 +237,7 @@ def _pack_columns(count, square, x, column, room, place):
 
 
 @kernel
-def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, end):
+def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, end, low, high):
     """The same for xᵀ and outᵀ with contiguous rows: the registers lie along the blocks' columns.
 
     x is (columns of the dense matrix, length), out (columns, rows of the result); `square` has
@@ -253,25 +256,25 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
     strip = length * count
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * count
     room = _aligned(
-        0 if count == 1 else strip * (min(most, n + count - 1) // count) + lanes(x), x
+        0 if count == 1 else strip * (min(most, high - low + count - 1) // count) + lanes(x), x
     )  # fmt: skip
     source = x.reshape(x.size) if count == 1 else room
     blocks = max(_NEAR // (width * tall * x.itemsize), 1)
-    for left in range(0, n, most):
-        right = min(left + most, n)
+    for left in range(low, high, most):
+        right = min(left + most, high)
         if count > 1:
             for group in range(left, right, count):
                 column = min(group, n - count)  # the last tile takes some columns once more
                 place = (group - left) // count * strip
                 _pack_columns(count, square, x, column, room, place)
-        low = begin
-        while low < end:
-            high = np.searchsorted(first[: end + 1], first[low] + blocks)
-            high = min(max(high, low + 1), end)
+        upper = begin
+        while upper < end:
+            lower = np.searchsorted(first[: end + 1], first[upper] + blocks)
+            lower = min(max(lower, upper + 1), end)
             for group in range(left, right, count):
                 column = min(group, n - count)
                 offset = group * length if count == 1 else (group - left) // count * strip
-                for q in range(low, high):
+                for q in range(upper, lower):
                     for t in range(0, height, deep):
                         row = q * height + t
                         tile = load_tile(vecs, bias, same, row)
@@ -303,7 +306,7 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
                             for i in range(count):
                                 for j in range(last - row):
                                     out[column + i, row + j] = corner[i * deep + j]
-            low = high
+            upper = lower
 
 
 # --- dense times dense, at the blocks of a pattern ------------------------------------------
