@@ -165,12 +165,10 @@ class BlockPattern:
         return np.repeat(np.arange(self.indptr.size - 1), np.diff(self.indptr))
 
     @functools.cached_property
-    def _by_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The blocks column by column, the row of each, and where each column begins."""
+    def _by_columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks column by column, and where each column begins."""
         order = np.argsort(self.indices, kind="stable")
-        edges = np.searchsorted(self.indices[order], np.arange(self.grid[1] + 1))
-        beyond = np.zeros(kernels.GATHERED, np.intp)  # as far as tiles may reach
-        return np.append(order, beyond), np.append(self._rows[order], beyond), edges
+        return order, np.searchsorted(self.indices[order], np.arange(self.grid[1] + 1))
 
     @functools.cached_property
     def _edges(self) -> dict[int, np.ndarray]:
@@ -671,7 +669,7 @@ class BlockSparse:
         turned = not _PLAIN and layout.height >= lanes and (by_columns or n < lanes)
         by_columns = turned or (by_columns and n > 1)
         if out is None or not (out.T if by_columns else out).flags.c_contiguous:
-            out = np.empty(shape[::-1], self.dtype).T if by_columns else np.empty(shape, self.dtype)
+            out = _empty(shape[::-1], self.dtype).T if by_columns else _empty(shape, self.dtype)
         if 0 in shape:
             return out
         count = _threads(workers, n * self.n_blocks * layout.height * layout.width)
@@ -684,20 +682,21 @@ class BlockSparse:
             given = (0,) * rows, (0,) * vecs, (0,) * lanes, *given
             kernel = kernels.multiply_columns
         else:
-            goal = np.empty(shape, self.dtype) if by_columns else out
-            x = _transposed(x.T, workers=count) if by_columns else np.ascontiguousarray(x)
-            given = *given, x, goal
-            kernel = kernels.multiply_plainly
-            if not _PLAIN:
+            goal = _empty(shape, self.dtype) if by_columns else out
+            if _PLAIN:
+                kernel, given = kernels.multiply_plainly, (*given, np.ascontiguousarray(x), goal)
+            else:
                 if layout.height == 1 and layout.width >= kernels.GATHERED and n > 1:
-                    rows, vecs = kernels.tiling(kernels.GATHERED)
-                    given = *given[:2], *self.pattern._by_columns, *given[2:]
-                    kernel = kernels.multiply_gathered
+                    rows, vecs = kernels.tiling(kernels.GATHERED, layout.width, lanes, n)
+                    kernel, given = kernels.multiply_gathered, self._gathered + given[2:]
                 else:
-                    rows, vecs = kernels.tiling(layout.height)
+                    depth = self.n_blocks * layout.width / self.pattern.grid[0]
+                    rows, vecs = kernels.tiling(layout.height, depth, lanes, n)
                     wide = vecs * lanes
                     kernel = kernels.multiply
-                given = (0,) * rows, (0,) * vecs, *given
+                x = x.T if by_columns else np.ascontiguousarray(x)
+                square = (0,) * lanes if by_columns else ()
+                given = (0,) * rows, (0,) * vecs, square, *given, x, goal
         shares = self.pattern._shares(count, n, wide)
 
         def task(first, last):
@@ -706,8 +705,18 @@ class BlockSparse:
 
         run_split(task, count, count)
         if not turned and by_columns:
-            _transposed(goal, out.T, count)
+            _transpose(goal, out.T, count)
         return out
+
+    @functools.cached_property
+    def _gathered(self):
+        """A copy of the values column by column, the layout, and where the blocks are."""
+        order, edges = self.pattern._by_columns
+        values = _room(self._layout, self.dtype, self.n_blocks + kernels.GATHERED)
+        view = _view(values, self._layout, self.n_blocks)
+        np.take(_view(self._values, self._layout, self.n_blocks), order, axis=0, out=view)
+        tops = np.append(self.pattern._rows[order], np.zeros(kernels.GATHERED, np.intp))
+        return values, self._layout, tops, edges
 
     def _start(self, bias):
         """What the sums begin with: the bias, zeros behind it as far as tiles may reach."""
@@ -719,20 +728,16 @@ class BlockSparse:
         return start
 
 
-def _transposed(x, result=None, workers=1):
-    """Transpose, with contiguous rows."""
-    if result is None:
-        result = np.empty(x.shape[::-1], x.dtype)
+def _transpose(x, result, workers):
     if _PLAIN:
         result[...] = x.T
-        return result
+        return
     square = (0,) * tiles.lanes_of(x.dtype)
 
     def task(first, last):
         kernels.transpose(square, x, result, first, last)
 
     run_split(task, x.shape[0], workers)
-    return result
 
 
 def _check_out(out, shape, dtype):
@@ -754,8 +759,7 @@ def _threads(workers, work) -> int:
 def _layout(pattern):
     """What the kernels need to know of a pattern."""
     height, width = pattern.block_shape
-    rows, _ = kernels.tiling(height)
-    tall = -(-height // rows) * rows
+    tall = kernels.rounded(height)
     return kernels.Layout(height, width, tall, pattern.indices, pattern.indptr)
 
 
@@ -764,11 +768,17 @@ def _room(layout, dtype, n_blocks):
 
     Kernels may read, not write, two registers beyond the values.
     """
-    size = n_blocks * layout.width * layout.tall + 2 * tiles.lanes_of(dtype)
-    line = kernels.LINE // dtype.itemsize
-    room = np.zeros(size + line, dtype)
+    room = _empty((n_blocks * layout.width * layout.tall + 2 * tiles.lanes_of(dtype),), dtype)
+    room[:] = 0.0
+    return room
+
+
+def _empty(shape, dtype):
+    """An array from the beginning of a cache line on."""
+    size, line = math.prod(shape), kernels.LINE // dtype.itemsize
+    room = np.empty(size + line, dtype)
     ahead = -(room.ctypes.data // dtype.itemsize) % line
-    return room[ahead : ahead + size]
+    return room[ahead : ahead + size].reshape(shape)
 
 
 def _view(values, layout, n_blocks):

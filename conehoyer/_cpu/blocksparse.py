@@ -17,6 +17,8 @@ import numpy as np
 from .._jit import kernel
 from .tiles import (
     ACCUMULATORS,
+    BITS,
+    ROWS,
     add_outer,
     anywhere,
     evenly,
@@ -28,7 +30,8 @@ from .tiles import (
 )
 
 LINE = 64  # bytes
-_NEAR = 512 << 10  # bytes that are read again and again, from the second-level cache
+_NEXT = 24 << 10  # bytes that are read again and again, from the first-level cache
+_NEAR = 512 << 10  # the same, from the second-level cache
 GATHERED = 8  # blocks of one row that a tile takes, if they have as many columns
 
 
@@ -42,12 +45,32 @@ class Layout(NamedTuple):
     first: np.ndarray  # block that each row of blocks begins with; one entry more
 
 
-def tiling(height) -> tuple[int, int]:
-    """Rows of a tile for blocks of this height, and registers side by side."""
-    most = ACCUMULATORS // 2
-    rows = -(-height // -(-height // most))
-    vecs = min(ACCUMULATORS // rows, most)
-    return rows, 1 << (vecs.bit_length() - 1)
+def rounded(height) -> int:
+    """The height of blocks, rounded up to whole tiles."""
+    rows = _rows(height)
+    return -(-height // rows) * rows
+
+
+def _rows(height):
+    return -(-height // -(-height // ROWS))
+
+
+def tiling(height, depth, lanes, n) -> tuple[int, int]:
+    """Rows of a tile for blocks of this height, and registers side by side for n columns.
+
+    Twice the rows and half the columns are better where the `depth` rows of x that a row of blocks
+    reads would not stay in the first-level cache otherwise, or many columns of the tile be empty.
+    """
+    rows = _rows(height)
+    vecs = min(ACCUMULATORS // rows, 8)
+    vecs = 1 << (vecs.bit_length() - 1)
+    wide = vecs * lanes
+    far = depth * vecs * BITS // 8 > _NEXT
+    empty = 1.1 * -(-2 * n // wide) < 2 * -(-n // wide)
+    if n <= lanes or (vecs > 2 and (far or empty)):
+        vecs = 1 if n <= lanes else vecs // 2
+        rows *= 2 if rounded(height) % (2 * rows) == 0 else 1
+    return rows, vecs
 
 
 def turned_tiling(height, lanes, n) -> tuple[int, int]:
@@ -70,10 +93,19 @@ def _aligned(size, like):
 
 
 @kernel
-def _pack(vecs, x, left, right, wide, room):
-    """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind."""
-    flat, (length, n) = x.reshape(x.size), x.shape
+def _pack(vecs, square, x, left, right, wide, room):
+    """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind.
+
+    x comes transposed where `square` has as many entries as a register, not none.
+    """
+    flat = x.reshape(x.size)
+    n, length = x.shape if len(square) > 0 else x.shape[::-1]
     strip = length * wide
+    if len(square) > 0:
+        for column in range(left, right, wide):
+            place = (column - left) // wide * strip
+            _pack_columns(wide, square, x, column, room, place)
+        return
     for k in range(length):
         place = k * wide
         for column in range(left, right - wide + 1, wide):
@@ -87,19 +119,20 @@ def _pack(vecs, x, left, right, wide, room):
 
 
 @kernel
-def multiply(rows, vecs, values, layout, bias, x, out, begin, end, low, high):
+def multiply(rows, vecs, square, values, layout, bias, x, out, begin, end, low, high):
     """Rows begin..end−1 of blocks of ``out = W @ x + bias``, in columns low..high−1.
 
-    x and out have contiguous rows; low is a multiple of a tile's columns.
+    x and out have contiguous rows, or x is transposed where `square` has as many entries as a
+    register, not none; low is a multiple of a tile's columns.
     """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
     count, wide = len(rows), len(vecs) * lanes(x)
-    length, n = x.shape
+    n, length = x.shape if len(square) > 0 else x.shape[::-1]
     # As many strips of x as the second-level cache holds, each one row behind the other.
     strip = length * wide
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
-    as_is = n == wide and x.ctypes.data % LINE == 0
+    as_is = len(square) == 0 and n == wide and x.ctypes.data % LINE == 0
     room = _aligned(0 if as_is else strip * (min(most, high - low + wide - 1) // wide), x)
     source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
@@ -109,7 +142,7 @@ def multiply(rows, vecs, values, layout, bias, x, out, begin, end, low, high):
     for left in range(low, high, most):
         right = min(left + most, high)
         if not as_is:
-            _pack(vecs, x, left, right, wide, room)
+            _pack(vecs, square, x, left, right, wide, room)
         for q in range(begin, end):
             for column in range(left, right, wide):
                 offset = (column - left) // wide * strip
@@ -167,20 +200,20 @@ def transpose(square, x, result, begin, end):
 
 
 @kernel
-def multiply_gathered(rows, vecs, values, layout, order, tops, edges, bias, x, out, begin, end):
+def multiply_gathered(rows, vecs, square, values, layout, tops, edges, bias, x, out, begin, end):
     """What `multiply` does, for blocks of one row: those of one column of blocks share its x.
 
-    `order` has the blocks column by column, `tops` the row of each, and `edges` where a column
-    begins; the first two are longer by a tile.  A tile takes several blocks, wherever they are.
+    The values lie column by column here; `tops` has the row of each block, and `edges` where a
+    column begins.  A tile takes several blocks, wherever they are, and may reach beyond the last.
     """
     width, count, wide = layout.width, len(rows), len(vecs) * lanes(x)
-    length, n = x.shape
+    n, length = x.shape if len(square) > 0 else x.shape[::-1]
     strips = (n + wide - 1) // wide
     strip = length * wide
     room = _aligned(strip * strips, x)
-    _pack(vecs, x, 0, n, wide, room)
+    _pack(vecs, square, x, 0, n, wide, room)
     flat, corner = out.reshape(out.size), _aligned(count * wide, x)
-    aside = evenly(rows, 0, wide)
+    aside, along = evenly(rows, 0, wide), evenly(rows, 0, width)
     for i in range(begin, end):
         out[i] = bias[i]
     for c in range(edges.size - 1):
@@ -189,7 +222,7 @@ def multiply_gathered(rows, vecs, values, layout, order, tops, edges, bias, x, o
         high = edges[c] + np.searchsorted(tops[edges[c] : edges[c + 1]], end)
         for g in range(low, high, count):
             own = min(count, high - g)  # a tile takes more than that, and drops it
-            starts, goals = anywhere(rows, order, g, width), anywhere(rows, tops, g, n)
+            goals = anywhere(rows, tops, g, n)
             for s in range(strips):
                 column = s * wide
                 direct = own == count and column + wide <= n
@@ -201,9 +234,9 @@ def multiply_gathered(rows, vecs, values, layout, order, tops, edges, bias, x, o
                             inside = i < own and column + j < n
                             corner[i * wide + j] = out[tops[g + i], column + j] if inside else 0.0
                     tile = load_tile(vecs, corner, aside, 0)
-                start = s * strip + base * wide
+                start, entry = s * strip + base * wide, g * width
                 for k in range(min(width, length - base)):
-                    tile = add_outer(tile, vecs, values, starts, k, room, start)
+                    tile = add_outer(tile, vecs, values, along, entry + k, room, start)
                     start += wide
                 if direct:
                     store_tile(tile, vecs, flat, goals, column)
@@ -219,7 +252,7 @@ def multiply_gathered(rows, vecs, values, layout, order, tops, edges, bias, x, o
 
 @kernel
 def _pack_columns(count, square, x, column, room, place):
-    """Copy so many rows of x, one column behind the other.
+    """Copy so many rows of x, one column behind the other, zeros for rows that there are not.
 
     Squares are turned in registers; where they are wider than the columns, the next column is
     written over what is too much.
@@ -233,7 +266,7 @@ def _pack_columns(count, square, x, column, room, place):
             store_tile(turn_tile(tile), (0,), room, beside, place + k * count + i)
     for k in range(whole, length):
         for i in range(count):
-            room[place + k * count + i] = x[column + i, k]
+            room[place + k * count + i] = x[column + i, k] if column + i < n else 0.0
 
 
 @kernel

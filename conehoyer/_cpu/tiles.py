@@ -17,16 +17,16 @@ _PLACE = ir.IntType(32)
 
 
 def _machine():
-    """Bits of a vector register, and how many of them a tile may take."""
+    """Bits of a vector register, how many of them a tile may take, and in how many rows."""
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):
-        return 512, 16
+        return 512, 16, 4
     if features.get("avx"):
-        return 256, 12
-    return 128, 16
+        return 256, 12, 6
+    return 128, 16, 8
 
 
-BITS, ACCUMULATORS = _machine()
+BITS, ACCUMULATORS, ROWS = _machine()
 
 
 def lanes_of(dtype) -> int:
