@@ -348,7 +348,9 @@ class BlockSparse:
     as a register (16 float32 with AVX-512), operands whose columns are contiguous, as a batch of
     activations has them: ``(bs @ x.T).T`` copies nothing.  Other layouts are copied.
 
-    For N dense columns the work is 2·N operations an entry of the blocks kept.
+    For N dense columns the work is 2·N operations an entry of the blocks kept.  A matrix of blocks
+    of one row and at least eight columns makes a second copy of its values, in another order, at
+    its first product.
 
     Examples
     --------

@@ -6,7 +6,8 @@ whole tiles.  What a tile reads of the dense matrix is packed first, so that nei
 tile are neighbours in memory.  Registers are read from multiples of their size, so that none lies
 across two cache lines.
 
-Each entry of a result is added up from the bias on, in the order of the columns, one fused
+The loop over the blocks of a row stands twice below: in a function of its own it takes 5 to 10 %
+longer.  Each entry of a result is added up from the bias on, in the order of the columns, one fused
 operation a term, so that neither the shape of a tile nor the number of workers change a bit.
 """
 
