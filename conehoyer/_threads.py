@@ -1,7 +1,7 @@
 """How many threads, and where they come from.
 
-A ``concurrent.futures`` pool would do the same, but takes 25 to 70 µs longer to hand out two
-parts of 270 µs, which is what a call has to gain.
+A ``concurrent.futures`` pool would do the same, but takes longer to hand out the parts of a call
+(``bench_calls.Parts``), and a call of a few hundred µs has not much more than that to gain.
 """
 
 import contextlib

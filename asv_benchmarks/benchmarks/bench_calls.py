@@ -5,11 +5,15 @@ import subprocess
 import sys
 import tempfile
 import timeit
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
-import conehoyer
+import numpy as np
 
-from .common import BLOCKS, PARAMETERS, data, problem, sampled
+import conehoyer
+from conehoyer._threads import run_split
+
+from .common import BLOCKS, PARAMETERS, compare, data, problem, require_processors, sampled
 
 SMALL = (10, 100, 1000)
 
@@ -128,3 +132,26 @@ class FirstCall:
 
     def track_warm_cache(self):
         return first_call(warm=True)
+
+
+class Parts:
+    """Time of two parts that two threads share over that with a pool of the standard library."""
+
+    def setup(self):
+        require_processors(2)
+
+    @sampled("ratio")
+    def track_over_a_pool(self):
+        x = data("gaussian", (2, 20_000), "float64")
+        out = x.copy()
+
+        def task(first, last):
+            np.exp(x[first], out=out[first])  # without the interpreter's lock
+
+        def by_pool():
+            other = pool.submit(task, 1, 2)
+            task(0, 1)
+            other.result()
+
+        with ThreadPoolExecutor(1) as pool:
+            return compare((partial(run_split, task, 2, 2), by_pool)).samples

@@ -4,7 +4,7 @@ Numba's own runs one block of a grid at a time, polls its threads, and lets them
 stands for ``cuda`` in a module and for shared arrays.  Here the threads are greenlets, so that one
 runs at a time, until it comes to a barrier or to its end; all blocks of a grid are there at once,
 so a whole grid can be synchronised.  Which thread is the next is drawn from a fixed seed: an
-error that depends on the order is found again.  It is some ten times as fast, too.
+error that depends on the order is found again.  It is much faster, too.
 """
 
 import contextlib
