@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._jit import kernel
+from .._jit import helper, kernel
 from .tiles import (
     ACCUMULATORS,
     BITS,
@@ -83,7 +83,7 @@ def turned_tiling(height, lanes, n) -> tuple[int, int]:
     return 1 << (rows.bit_length() - 1), vecs
 
 
-@kernel
+@helper
 def _aligned(size, like):
     """Memory for so many entries, from the beginning of a cache line on."""
     line = LINE // like.itemsize
@@ -95,7 +95,7 @@ def _aligned(size, like):
 # --- dense on the right, row by row ---------------------------------------------------------
 
 
-@kernel
+@helper
 def _pack(vecs, square, x, left, right, wide, room):
     """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind.
 
@@ -253,7 +253,7 @@ def multiply_gathered(rows, vecs, square, values, layout, tops, edges, bias, x, 
 # --- dense on the right, column by column ---------------------------------------------------
 
 
-@kernel
+@helper
 def _pack_columns(count, square, x, column, room, place):
     """Copy so many rows of x, one column behind the other, zeros for rows that there are not.
 

@@ -8,11 +8,11 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import helper, kernel
 from . import passes
 
 
-@kernel
+@helper
 def condat_threshold(a, count, radius, heap):
     """Condat's algorithm on a[:count]: τ with Σ max(a − τ, 0) = radius > 0.
 
@@ -61,7 +61,7 @@ def condat_threshold(a, count, radius, heap):
     return rho, m.newton_offset(m.L1, radius, size, total, 0.0), live.size
 
 
-@kernel
+@helper
 def sorted_threshold(a, radius):
     """τ with Σ max(a − τ, 0) = radius > 0, for a in ascending order."""
     n = a.size
@@ -78,7 +78,7 @@ def sorted_threshold(a, radius):
     return anchor, m.newton_offset(m.L1, radius, size, total, 0.0), size
 
 
-@kernel
+@helper
 def _values(z, absolute, a):
     for i in range(z.size):
         a[i] = abs(z[i]) if absolute else z[i]
@@ -122,7 +122,7 @@ def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, fir
         passes.write_soft(z, absolute, near, real(rest), real(0.0), real(1.0), out[r])
 
 
-@kernel
+@helper
 def _spread(a):
     """Number, mean, Σ(a − mean)², smallest and largest of the positive entries."""
     nu, total, low, high = 0, 0.0, math.inf, 0.0
@@ -139,7 +139,7 @@ def _spread(a):
     return nu, mean, squares, low, high
 
 
-@kernel
+@helper
 def _unit_values(z, absolute, a):
     """a divided by the power of two above its largest magnitude; returns the exponent."""
     exponent = int(math.frexp(max(passes.largest(z, True), 0.0))[1])
@@ -149,14 +149,14 @@ def _unit_values(z, absolute, a):
     return exponent
 
 
-@kernel
+@helper
 def _finish(z, absolute, a, factor, exponent, out):
     for i in range(z.size):
         value = math.ldexp(factor * a[i], exponent)
         out[i] = math.copysign(value, z[i]) if absolute and value > 0.0 else value
 
 
-@kernel
+@helper
 def _finish_tied(kind, level, z, absolute, l2, out):
     """No threshold exists: the profile of the ties at the top."""
     top = passes.largest(z, absolute)

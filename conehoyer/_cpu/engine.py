@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import entry, helper, kernel
 from . import passes
 
 CHUNK = 16384
@@ -69,19 +69,19 @@ class Job(NamedTuple):
     held: int  # TAILS: how many of the heads' entries lie in the band
 
 
-@kernel
+@helper
 def _sums_job(st, l2, samples):
     """A pass that takes the sums at the state's τ."""
     return Job(SUMS, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
 
 
-@kernel
+@helper
 def _band_job(st, lo, hi, rare, l2, samples, section):
     """A pass that sums what lies above (lo, hi] and stores what lies inside."""
     return Job(BAND, st, lo, hi, rare, l2, samples, section, NOTHING, 0)
 
 
-@kernel
+@helper
 def _plain_job(st, z, l2, samples):
     """The sums at τ; for long float32 data at τ = 0 by an empty band, which is faster."""
     if z.itemsize == 4 and z.size >= SAMPLE_FROM and st.anchor == 0.0 and st.offset == 0.0:
@@ -89,7 +89,7 @@ def _plain_job(st, z, l2, samples):
     return _sums_job(st, l2, samples)
 
 
-@kernel
+@helper
 def _sums_near(st, z, l2, samples):
     """The sums near the state's τ, where the data's own precision will do: an empty band."""
     if z.itemsize == 8:
@@ -98,7 +98,7 @@ def _sums_near(st, z, l2, samples):
     return _band_job(_move(st, tau, 0.0, False), tau, tau, True, l2, samples, ALL)
 
 
-@kernel
+@helper
 def _write_job(st, l2):
     """The verdict is known."""
     return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
@@ -116,7 +116,7 @@ def room_for_heads(n):
     return chunks_of(n) * HEAD + 64 if n >= HEADS_FROM else 0
 
 
-@kernel
+@helper
 def _move(st, anchor, offset, pinned):
     """The state `st`, to be evaluated next at a τ that is no Newton step."""
     return m.State(
@@ -125,7 +125,7 @@ def _move(st, anchor, offset, pinned):
     )  # fmt: skip
 
 
-@kernel
+@helper
 def _split(st, z):
     """Write τ as the next lower number of the data's type plus a rest: the same support."""
     tau, rest = m.two_sum(st.anchor, st.offset)
@@ -138,7 +138,7 @@ def _split(st, z):
     )  # fmt: skip
 
 
-@kernel
+@helper
 def _take_sample(z, absolute, sample):
     """Fill the sample with short runs, one from each stratum of the slice."""
     count = sample.size // RUN
@@ -153,7 +153,7 @@ def _take_sample(z, absolute, sample):
             to[i] = abs(run[i]) if absolute else run[i]
 
 
-@kernel
+@helper
 def _estimate(kind, p, sample, weight, known):
     """Solve with sums estimated from a sample: `known`, and the sample up to its theta."""
     st = m.start(kind)
@@ -172,7 +172,7 @@ def _estimate(kind, p, sample, weight, known):
     return st
 
 
-@kernel
+@helper
 def _influence(kind, p, st, weight):
     """Coefficients α, β: a sampled entry d above τ moves the estimate by α·d − β·d²."""
     if kind <= m.SIMPLEX:
@@ -181,13 +181,13 @@ def _influence(kind, p, st, weight):
     return weight / slope * 2.0 * st.s, weight / slope * p
 
 
-@kernel
+@helper
 def _moved(linear, square, s, q):
     """α·Σd − β·Σd²; without squares, which may overflow, where β is 0."""
     return linear * s - square * q if square > 0.0 else linear * s
 
 
-@kernel
+@helper
 def _standard_error(kind, p, sample, weight, theta, st):
     """Standard error of the estimated τ, from the spread between runs of the sample."""
     linear, square = _influence(kind, p, st, weight)
@@ -207,7 +207,7 @@ def _standard_error(kind, p, sample, weight, theta, st):
     return unit * math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
 
 
-@kernel
+@helper
 def _upper_edge(sample, least, most):
     """A value that at least `least` and, ties aside, at most `most` entries exceed."""
     lo, hi = 0.0, passes.largest(sample, False)
@@ -223,19 +223,19 @@ def _upper_edge(sample, least, most):
     return lo
 
 
-@kernel
+@helper
 def _count_between(z, lo, hi):
     """How many entries lie in (lo, hi]."""
     return passes.sums(z, False, lo, 0.0)[0] - passes.sums(z, False, hi, 0.0)[0]
 
 
-@kernel
+@helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
     return inside < 0.03 and z.size >= SAMPLE_FROM
 
 
-@kernel
+@helper
 def _sampled(job, kind, absolute, p, z, buffer, known):
     """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
@@ -277,7 +277,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     return _band_job(start, lo, hi, _rare(z, inside), job.l2, samples, section)
 
 
-@kernel
+@helper
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice."""
     job = _sums_job(m.start(kind), l2, 0)
@@ -286,8 +286,8 @@ def begin(kind, absolute, p, l2, z, buffer):
     return job
 
 
-@kernel
-def run_pass(job, absolute, z, buffer, part, first, last):
+@helper(forceinline=True)
+def _run_pass(job, absolute, z, buffer, part, first, last):
     """Do the job's pass on chunks first..last−1; their results go to the rows of `part`.
 
     What they store lies side by side in `buffer`, from the first chunk's place on.
@@ -322,7 +322,7 @@ def run_pass(job, absolute, z, buffer, part, first, last):
         place += stored
 
 
-@kernel
+@helper
 def _collect(job, buffer, part):
     """Add up the chunks' sums, and move what they stored to the front of the buffer."""
     nu, s, q, stored = job.above.nu, job.above.s, job.above.q, 0
@@ -338,7 +338,7 @@ def _collect(job, buffer, part):
     return nu, s, q, stored
 
 
-@kernel
+@helper
 def _heads_error(kind, p, st, candidates, part, n, seen):
     """`_standard_error`, where each head is a run and only its band has been stored.
 
@@ -362,7 +362,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
     return error, crowd < 0.25 * st.nu * seen / n
 
 
-@kernel
+@helper
 def _after_heads(job, kind, p, z, buffer, part, held):
     """From the heads of the chunks, choose a narrower band for the rest."""
     st = job.state
@@ -409,14 +409,14 @@ def _after_heads(job, kind, p, z, buffer, part, held):
     return Job(BAND, st, lo, hi, rare, job.l2, job.samples, TAILS, above, kept)
 
 
-@kernel
+@helper
 def _verdict(status, anchor, l2, nu, s, q):
     """A job that only writes."""
     st = m.State(status, anchor, 0.0, 0.0, 0.0, nu, 0, True, False, 1, s, q)
     return _write_job(st, l2)
 
 
-@kernel
+@helper
 def _search_band(job, kind, p, tol, buffer, stored, above, log):
     """Find τ among the stored entries; `above` are the sums above the band.
 
@@ -474,13 +474,13 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     return st, seen
 
 
-@kernel
+@helper
 def _too_rough(kind, p, z, nu):
     """Whether the band's float32 sums, good to 1e-7, would spoil a small spread."""
     return z.itemsize == 4 and kind >= m.CAI and nu < 1.02 * p
 
 
-@kernel
+@helper
 def _anchor_too_far(level, known):
     """Whether the spread of what was summed drowns in its distance from the anchor."""
     if known.nu == 0.0:
@@ -489,8 +489,8 @@ def _anchor_too_far(level, known):
     return m.drowned(level, known.nu, mean, known.q / known.nu - mean * mean)
 
 
-@kernel
-def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
+@helper(forceinline=True)
+def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     """Add up the pass's results and choose the next job.
 
     `log` takes the support size of each pass, as far as it has room.
@@ -562,8 +562,8 @@ def proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     return _plain_job(st, z, l2, job.samples)
 
 
-@kernel
-def write(job, kind, absolute, p, z, out, first, last):
+@helper
+def _write(job, kind, absolute, p, z, out, first, last):
     """Write chunks first..last−1 of the result."""
     st = job.state
     real = z.dtype.type
@@ -590,7 +590,7 @@ def write(job, kind, absolute, p, z, out, first, last):
         )  # fmt: skip
 
 
-@kernel
+@helper
 def _extreme(kind, absolute, p, l2, z):
     """The verdict for radius 0, level 1 and (Hoyer) level n."""
     if kind <= m.SIMPLEX:
@@ -605,8 +605,8 @@ def _extreme(kind, absolute, p, l2, z):
     return _verdict(m.TIED if kind == m.HOYER or top > 0.0 else m.FEASIBLE, top, l2, 0.0, 0.0, 0.0)
 
 
-@kernel
-def prepare(kind, absolute, p, l2, z, buffer):
+@helper(forceinline=True)
+def _prepare(kind, absolute, p, l2, z, buffer):
     """The first job of a slice, or its verdict where no search is needed."""
     if not absolute and not passes.all_finite(z):
         # With |z|, NaN and inf reach the sums of the first pass; with z, -inf would not.
@@ -622,21 +622,8 @@ def prepare(kind, absolute, p, l2, z, buffer):
     return begin(kind, absolute, p, l2, z, buffer)
 
 
-@kernel(forceinline=True)
-def _solve(kind, absolute, p, l2, tol, z, buffer, held, part, log):
-    """Run the passes of one slice on one thread; returns the job that writes it.
-
-    Inlined: passing jobs between functions costs as much as a pass over 1000 entries.
-    """
-    job = prepare(kind, absolute, p, l2, z, buffer)
-    while job.action != WRITE:
-        run_pass(job, absolute, z, buffer, part, 0, part.shape[0])
-        job = proceed(job, kind, absolute, p, tol, z, buffer, held, part, log)
-    return job
-
-
-@kernel
-def report(job, kind, p, row):
+@helper
+def _report(job, kind, p, row):
     """Status, threshold, value of the constraint reached, passes."""
     st = job.state
     row[0] = st.status
@@ -650,13 +637,13 @@ def report(job, kind, p, row):
     row[3] = st.passes
 
 
-@kernel
+@helper
 def _needs_scaling(status, z):
     """Whether squares or sums over- or underflow, although the data is finite."""
     return status == m.RESCALE or (status == m.NONFINITE and passes.all_finite(z))
 
 
-@kernel
+@helper
 def _scaled(kind, p, l2, z):
     """The data times 2^shift, below 1, and p, l2 in that unit; the result's unit is 2^back."""
     shift = -int(math.frexp(max(passes.largest(z, True), 0.0))[1])
@@ -672,13 +659,13 @@ def _scaled(kind, p, l2, z):
     return scaled, shift, back, p, l2
 
 
-@kernel
+@helper
 def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
     """Write and report what was computed on scaled data, in the data's own unit."""
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        write(job, kind, absolute, p, scaled, scaled, 0, chunks_of(z.size))
+        _write(job, kind, absolute, p, scaled, scaled, 0, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[1] = math.ldexp(row[1], -shift)
@@ -702,15 +689,23 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
         source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
         attempt = 0
         while True:
-            job = _solve(kind, absolute, p, l2, tol, source, buffer, held, part, log)
+            job = _prepare(kind, absolute, p, l2, source, buffer)
+            while job.action != WRITE:
+                _run_pass(job, absolute, source, buffer, part, 0, part.shape[0])
+                job = _proceed(job, kind, absolute, p, tol, source, buffer, held, part, log)
             attempt += 1
             if attempt == 2 or not _needs_scaling(job.state.status, z):
                 break
             source, shift, back, p, l2 = _scaled(kind, p, l2, z)
-        report(job, kind, p, info[r])
+        _report(job, kind, p, info[r])
         if attempt == 2:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
         elif job.state.status == m.NONFINITE and strict:
             return
         else:
-            write(job, kind, absolute, p, z, target, 0, part.shape[0])
+            _write(job, kind, absolute, p, z, target, 0, part.shape[0])
+
+
+# The steps of one slice, for threads that share it.
+prepare, run_pass, proceed = entry(_prepare), entry(_run_pass), entry(_proceed)
+report, write = entry(_report), entry(_write)

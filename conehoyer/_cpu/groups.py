@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import helper, kernel
 from . import engine, passes, simd
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
@@ -31,13 +31,13 @@ def pieces_of(kind, height, rows):
     return (rows + PIECE - 1) // PIECE if kind == DIAGONALS else 1
 
 
-@kernel
+@helper
 def pieces_of_block(height):
     """Pieces of one row of blocks."""
     return (height + PIECE - 1) // PIECE
 
 
-@kernel
+@helper
 def _rows_of_piece(kind, height, rows, piece):
     """First row of the piece, and the row after its last."""
     if kind == LABELS:
@@ -50,13 +50,13 @@ def _rows_of_piece(kind, height, rows, piece):
     return first, min(first + PIECE, block + height, rows)
 
 
-@kernel
+@helper
 def _larger(a, b):
     """The larger of two numbers; NaN wins."""
     return a if a >= b or a != a else b
 
 
-@kernel
+@helper
 def _halve(line, count, largest):
     """Join each two neighbours of ``line[:2 * count]``: the larger, or the sum."""
     width = simd.lanes(line)
@@ -75,7 +75,7 @@ def _halve(line, count, largest):
 # --- linf ------------------------------------------------------------------------------
 
 
-@kernel
+@helper
 def _max_into(tops, place, flat, at, count):
     """Take a row of `count` entries into the running maxima from ``tops[place]`` on."""
     width = simd.lanes(flat)
@@ -87,7 +87,7 @@ def _max_into(tops, place, flat, at, count):
         tops[place + j] = _larger(tops[place + j], abs(flat[at + j]))
 
 
-@kernel
+@helper
 def _max_into_4(tops, place, flat, at, step, count):
     """Take four rows, `step` entries apart, at once."""
     width = simd.lanes(flat)
@@ -104,7 +104,7 @@ def _max_into_4(tops, place, flat, at, step, count):
             tops[place + j] = _larger(tops[place + j], abs(flat[at + i * step + j]))
 
 
-@kernel
+@helper
 def _max_of(flat, at, count):
     """The largest magnitude of a row."""
     width = simd.lanes(flat)
@@ -121,7 +121,7 @@ def _max_of(flat, at, count):
     return top
 
 
-@kernel
+@helper
 def _max_by_width(line, width, top):
     """Maxima of neighbours, `width` at a time; the line is spent."""
     count = line.size
@@ -184,21 +184,21 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
 # --- l1, l2: sums ----------------------------------------------------------------------
 
 
-@kernel
+@helper
 def _term(value, squares, unit):
     """|value| or value² of the value in the given unit, in the data's precision."""
     a = value * unit
     return a * a if squares else abs(a)
 
 
-@kernel
+@helper
 def _terms(flat, j, squares, scale):
     """`_term` of a register."""
     a = simd.multiply(simd.load(flat, j), scale)
     return simd.multiply(a, a) if squares else simd.magnitude(a)
 
 
-@kernel
+@helper
 def _sum_into(sums, place, flat, at, count, squares, unit):
     """Add the terms of a row to the running sums from ``sums[place]`` on."""
     width, scale = simd.lanes(flat), simd.splat(unit)
@@ -212,7 +212,7 @@ def _sum_into(sums, place, flat, at, count, squares, unit):
         sums[place + j] += np.float64(_term(flat[at + j], squares, unit))
 
 
-@kernel
+@helper
 def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
     """Add the terms of four rows, `step` entries apart."""
     width, scale = simd.lanes(flat), simd.splat(unit)
@@ -232,7 +232,7 @@ def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
             sums[place + j] += np.float64(_term(flat[at + i * step + j], squares, unit))
 
 
-@kernel
+@helper
 def _sum_of(flat, at, count, squares, unit):
     """The sum over a row, in registers; four terms at a time as everywhere."""
     width, scale = simd.lanes(flat), simd.splat(unit)
@@ -250,7 +250,7 @@ def _sum_of(flat, at, count, squares, unit):
     return result
 
 
-@kernel
+@helper
 def sum_by_width(line, width, total):
     """Sums of neighbours, `width` at a time; the line is spent."""
     count = line.size
@@ -338,7 +338,7 @@ def join(pieces, kind, height, norms, largest):
 # --- what is done to the groups ----------------------------------------------------------
 
 
-@kernel
+@helper
 def spread(values, width, line):
     """Repeat each value `width` times, in the precision of the line."""
     whole, real = 0, line.dtype.type
@@ -364,7 +364,7 @@ def spread(values, width, line):
             line[j] = value
 
 
-@kernel
+@helper
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
     width, zero = simd.lanes(flat), flat.dtype.type(0)
@@ -386,7 +386,7 @@ def _treat(flat, at, count, clip, values, place, goal):
         goal[at + j] = treated if value > zero else zero
 
 
-@kernel
+@helper
 def _treat_all(flat, at, count, clip, value, goal):
     """`_treat` with one value."""
     width, zero = simd.lanes(flat), flat.dtype.type(0)

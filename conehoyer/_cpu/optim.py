@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import helper, kernel
 from . import groups
 
 RUN = 2048  # entries of a row taken at a time: they stay in the cache for what follows
@@ -51,7 +51,7 @@ def find_unbounded(z, bound, found, first, last):
 # --- runs ----------------------------------------------------------------------------------
 
 
-@kernel
+@helper
 def _scalars(like, scalars):
     """The numbers that `adamw` takes, in the dtype of the array."""
     real = like.dtype.type
@@ -59,7 +59,7 @@ def _scalars(like, scalars):
     return real(b1), real(r1), real(b2), real(r2), real(decay), real(length), real(root), real(eps)
 
 
-@kernel
+@helper
 def _step_and_shrink(p, g, first, second, scalars, t, weight):
     """AdamW and the soft threshold on a run: t, or t times the weights if there are any.
 
@@ -82,7 +82,7 @@ def _step_and_shrink(p, g, first, second, scalars, t, weight):
             p[i] = m.soft_threshold(a, t, zero)
 
 
-@kernel
+@helper
 def _step(p, g, first, second, scalars):
     """AdamW on a run."""
     b1, r1, b2, r2, decay, length, root, eps = _scalars(p, scalars)
@@ -92,7 +92,7 @@ def _step(p, g, first, second, scalars):
         )
 
 
-@kernel
+@helper
 def _erase(p, first, second, mask):
     """Set a run to zero where its mask is False, with the moments."""
     zero = p.dtype.type(0)
@@ -103,7 +103,7 @@ def _erase(p, first, second, mask):
         second[i] = second[i] if keep else zero
 
 
-@kernel
+@helper
 def _add_squares(p, sums):
     """Add the squares of a run to the sums of its columns."""
     for i in range(p.size):
@@ -111,7 +111,7 @@ def _add_squares(p, sums):
         sums[i] += a * a
 
 
-@kernel
+@helper
 def _multiply(p, factors):
     """Multiply a run by its columns' factors; a zero gives +0."""
     zero = p.dtype.type(0)
@@ -147,7 +147,7 @@ def weigh_entries(p, eps, gamma, begin, end):
 # --- blocks --------------------------------------------------------------------------------
 
 
-@kernel
+@helper
 def _tile_width(columns, width):
     """Columns of a tile: as many blocks as fit into a run, or one."""
     return min(width if width > RUN else RUN // width * width, columns)
@@ -160,7 +160,7 @@ def tiles_of(rows, columns, height, width):
     return (rows + height - 1) // height * ((columns + wide - 1) // wide)
 
 
-@kernel
+@helper
 def _place(tile, shape):
     """A tile's first entry, its rows and columns, its first block and number of blocks."""
     rows, columns, height, width = shape
@@ -175,7 +175,7 @@ def _place(tile, shape):
     return at, min(height, rows - i), wide, block, (wide + width - 1) // width
 
 
-@kernel
+@helper
 def _limits(limits, threshold, gamma, block):
     """The thresholds of the norms of a tile's blocks."""
     if gamma.size:
@@ -186,7 +186,7 @@ def _limits(limits, threshold, gamma, block):
         limits[:] = threshold
 
 
-@kernel
+@helper
 def _to_norms(norms, sums, limits, p, at, tall, wide, shape):
     """The norms of a tile's blocks, from the sums of squares of its columns, which are spent.
 
@@ -210,7 +210,7 @@ def _to_norms(norms, sums, limits, p, at, tall, wide, shape):
                 norms[b] = _norm(p, at + first, tall, columns, min(width, wide - first))
 
 
-@kernel
+@helper
 def _norm(p, at, rows, columns, width):
     """The norm of a block in the unit of its largest entry."""
     top = 0.0

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import helper, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
@@ -37,7 +37,7 @@ def all_finite(z):
     return True
 
 
-@kernel
+@helper
 def nonnegative(z):
     """Whether no entry is negative."""
     for i in range(z.size):
@@ -101,7 +101,7 @@ def sums(z, absolute, anchor, offset):
     return nu, s, q
 
 
-@kernel
+@helper
 def moments(z, absolute):
     """Σa, Σa² and the exponent e of the unit 2^e in which they are given.
 
@@ -118,14 +118,14 @@ def moments(z, absolute):
     return s, q, exponent
 
 
-@kernel
+@helper
 def norm(z):
     """‖z‖₂, safe at any scale."""
     _, q, exponent = moments(z, True)
     return math.ldexp(math.sqrt(q), exponent)
 
 
-@kernel
+@helper
 def near_top(z, absolute, radius):
     """τ with Σ max(a − τ, 0) = radius, where the radius is tiny against the largest a.
 
@@ -167,7 +167,7 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
     return nu, s, q, stored
 
 
-@kernel
+@helper
 def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     """`band_plain` on whole blocks, in registers."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
@@ -206,7 +206,7 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     return float(nu), s, q, stored
 
 
-@kernel
+@helper
 def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     """`_band_blocks` where few entries lie inside: first marked, then picked one by one.
 
@@ -245,7 +245,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     return nu, s, q, stored
 
 
-@kernel
+@helper
 def _pick(z, high, inside, places, buffer):
     """Store the entries whose bits differ between `high` and `inside`.
 
@@ -277,7 +277,7 @@ def _pick(z, high, inside, places, buffer):
     return float(nu), stored
 
 
-@kernel
+@helper
 def _collect_blocks(z, absolute, lo, buffer):
     """The stored part of `band_plain` for hi = inf, on whole blocks, in registers."""
     vlo = simd.splat(lo)
@@ -295,7 +295,7 @@ def _collect_blocks(z, absolute, lo, buffer):
     return stored
 
 
-@kernel
+@helper
 def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     """`_collect_blocks` where few entries lie above lo."""
     vlo = simd.splat(lo)
@@ -315,7 +315,7 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     return stored
 
 
-@kernel
+@helper
 def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
     """Add what is left of the slice after the whole blocks."""
     if z.size > 0:
@@ -372,7 +372,7 @@ def marks_for(n):
     return np.empty((3, n // 64), np.uint64)
 
 
-@kernel
+@helper
 def write_soft(z, absolute, anchor, offset, dust, factor, out):
     """out = sign(z)·factor·d where d = (a − anchor) − offset exceeds dust, else 0.
 
@@ -389,7 +389,7 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
             out[i] = d * factor if d > dust else zero
 
 
-@kernel
+@helper
 def write_tied(z, absolute, top, k, b, factor, out):
     """The first k entries that equal `top` become factor·(1, …, 1, b), the rest zero."""
     top, factor, zero = z.dtype.type(top), z.dtype.type(factor), z.dtype.type(0)
@@ -414,7 +414,7 @@ def write_tied(z, absolute, top, k, b, factor, out):
             seen += count
 
 
-@kernel
+@helper
 def write_top(z, absolute, top, factor, out):
     """`factor`, with the sign of z where `absolute`, where a equals `top`; else 0."""
     zero = z.dtype.type(0)
@@ -426,14 +426,14 @@ def write_top(z, absolute, top, factor, out):
             out[i] = factor if value == top else zero
 
 
-@kernel
+@helper
 def write_flat(z, absolute, value, out):
     """Every entry `value`, with the signs of z where `absolute`."""
     for i in range(z.size):
         out[i] = math.copysign(value, z[i]) if absolute else value
 
 
-@kernel
+@helper
 def write_copy(z, absolute, out):
     """Out = z, or max(z, 0) where the result is nonnegative."""
     zero = z.dtype.type(0)
