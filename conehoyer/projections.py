@@ -607,7 +607,9 @@ def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info,
     job = engine.prepare(kind, absolute, level, norm, z, buffer)
     while job.action != engine.WRITE:
         run_split(
-            lambda i, j, job=job: engine.run_pass(job, absolute, z, buffer, part, i, j),
+            lambda i, j, job=job: engine.run_pass(
+                job, absolute, z, buffer, part, engine.marks_of(z.size), i, j
+            ),
             chunks,
             workers,
         )

@@ -25,6 +25,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import entry, helper, kernel
 from . import passes
+from .arrays import borrowed
 
 CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
@@ -114,6 +115,12 @@ def chunks_of(n):
 def room_for_heads(n):
     """Length of the array that holds the heads' entries between two passes."""
     return chunks_of(n) * HEAD + 64 if n >= HEADS_FROM else 0
+
+
+@kernel
+def marks_of(n):
+    """Scratch for a pass over a slice of length n, one for each thread."""
+    return passes.marks_for(min(n, CHUNK))
 
 
 @helper
@@ -287,16 +294,16 @@ def begin(kind, absolute, p, l2, z, buffer):
 
 
 @helper(forceinline=True)
-def _run_pass(job, absolute, z, buffer, part, first, last):
+def _run_pass(job, absolute, z, buffer, part, marks, first, last):
     """Do the job's pass on chunks first..last−1; their results go to the rows of `part`.
 
-    What they store lies side by side in `buffer`, from the first chunk's place on.
+    What they store lies side by side in `buffer`, from the first chunk's place on.  `marks`
+    is scratch, see `marks_of`.
     """
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
     few = job.action == BAND and job.rare
-    marks = passes.marks_for(CHUNK if few else 0)
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.section == HEADS:
@@ -644,10 +651,9 @@ def _needs_scaling(status, z):
 
 
 @helper
-def _scaled(kind, p, l2, z):
-    """The data times 2^shift, below 1, and p, l2 in that unit; the result's unit is 2^back."""
+def _scale(kind, p, l2, z, scaled):
+    """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back."""
     shift = -int(math.frexp(max(passes.largest(z, True), 0.0))[1])
-    scaled = np.empty(z.size, z.dtype)
     for i in range(z.size):
         scaled[i] = math.ldexp(np.float64(z[i]), shift)
     back = -shift
@@ -656,7 +662,7 @@ def _scaled(kind, p, l2, z):
     elif kind == m.HOYER and l2 >= 0.0:
         back = int(math.frexp(l2)[1])
         l2 = math.ldexp(l2, -back)
-    return scaled, shift, back, p, l2
+    return shift, back, p, l2
 
 
 @helper
@@ -673,6 +679,43 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
         row[2] = math.ldexp(row[2], -shift)
 
 
+@helper
+def _project_rows(
+    kind, absolute, levels, norms, tol, strict, x, out, whole, info, log,
+    part, spare, held, marks, scaled, r, last,
+):  # fmt: skip
+    """Project rows r..last−1; returns the row that needs `scaled` where that is empty."""
+    x, out, info, log = borrowed(x), borrowed(out), borrowed(info), borrowed(log)
+    part, spare, held = borrowed(part), borrowed(spare), borrowed(held)
+    marks, scaled = borrowed(marks), borrowed(scaled)
+    while r < last:
+        z, target = x[r], out[r]
+        buffer = target if whole else spare
+        source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
+        attempt = 0
+        while True:
+            job = _prepare(kind, absolute, p, l2, source, buffer)
+            while job.action != WRITE:
+                _run_pass(job, absolute, source, buffer, part, marks, 0, part.shape[0])
+                job = _proceed(job, kind, absolute, p, tol, source, buffer, held, part, log)
+            attempt += 1
+            if attempt == 2 or not _needs_scaling(job.state.status, z):
+                break
+            if scaled.size == 0:
+                return r
+            shift, back, p, l2 = _scale(kind, p, l2, z, scaled)
+            source = scaled
+        _report(job, kind, p, info[r])
+        if attempt == 2:
+            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
+        elif job.state.status == m.NONFINITE and strict:
+            return last
+        else:
+            _write(job, kind, absolute, p, z, target, 0, part.shape[0])
+        r += 1
+    return last
+
+
 @kernel
 def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last):
     """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
@@ -683,27 +726,16 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
     part = np.empty((chunks_of(n), 5))
     spare = np.empty(0 if whole else n, x.dtype)
     held = np.empty(room_for_heads(n), x.dtype)
-    for r in range(first, last):
-        z, target = x[r], out[r]
-        buffer = target if whole else spare
-        source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
-        attempt = 0
-        while True:
-            job = _prepare(kind, absolute, p, l2, source, buffer)
-            while job.action != WRITE:
-                _run_pass(job, absolute, source, buffer, part, 0, part.shape[0])
-                job = _proceed(job, kind, absolute, p, tol, source, buffer, held, part, log)
-            attempt += 1
-            if attempt == 2 or not _needs_scaling(job.state.status, z):
-                break
-            source, shift, back, p, l2 = _scaled(kind, p, l2, z)
-        _report(job, kind, p, info[r])
-        if attempt == 2:
-            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
-        elif job.state.status == m.NONFINITE and strict:
+    marks = marks_of(n)
+    scaled = np.empty(0, x.dtype)
+    while True:
+        first = _project_rows(
+            kind, absolute, levels, norms, tol, strict, x, out, whole, info, log,
+            part, spare, held, marks, scaled, first, last,
+        )  # fmt: skip
+        if first == last:
             return
-        else:
-            _write(job, kind, absolute, p, z, target, 0, part.shape[0])
+        scaled = np.empty(n, x.dtype)
 
 
 # The steps of one slice, for threads that share it.

@@ -147,33 +147,33 @@ def load_wide(typingctx, array, index):
 
 @intrinsic
 def load_part(typingctx, array, index, mask):
-    """`load_wide` of the lanes in `mask`; nothing else is read, the other lanes are 0."""
-    narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
+    """As many entries as `mask` has lanes; only those set are read, the others are 0."""
+    vec = Vec(array.dtype, mask.lanes)
 
     def codegen(context, builder, signature, args):
-        pointer = _pointer(context, builder, array, args[0], args[1], narrow)
-        name = f"llvm.masked.load.v{WIDE}f{array.dtype.bitwidth}.p0"
+        pointer = _pointer(context, builder, array, args[0], args[1], vec)
+        name = f"llvm.masked.load.v{vec.lanes}f{array.dtype.bitwidth}.p0"
         align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
-        zeros = ir.Constant(_llvm(narrow), None)
-        value = _call(builder, name, _llvm(narrow), [pointer, align, args[2], zeros])
-        return value if narrow == wide else builder.fpext(value, _llvm(wide))
+        return _call(
+            builder, name, _llvm(vec), [pointer, align, args[2], ir.Constant(_llvm(vec), None)]
+        )
 
-    return wide(array, index, mask), codegen
+    return vec(array, index, mask), codegen
 
 
 @intrinsic
-def first_lanes(typingctx, count):
-    """The mask of the first `count` of sixteen lanes."""
+def first_lanes(typingctx, a, count):
+    """The mask of the first `count` lanes of a."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.VectorType(ir.IntType(64), WIDE)
+        kind = ir.VectorType(ir.IntType(64), a.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE)
-        first = builder.insert_element(undefined, args[0], ir.Constant(ir.IntType(32), 0))
-        index = ir.Constant(kind, list(range(WIDE)))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), a.lanes), [0] * a.lanes)
+        first = builder.insert_element(undefined, args[1], ir.Constant(ir.IntType(32), 0))
+        index = ir.Constant(kind, list(range(a.lanes)))
         return builder.icmp_signed("<", index, builder.shuffle_vector(first, undefined, zeros))
 
-    return Mask(WIDE)(types.int64), codegen
+    return Mask(a.lanes)(a, types.int64), codegen
 
 
 @intrinsic
@@ -402,6 +402,19 @@ def compress(typingctx, a, mask, array, index):
         value = _call(builder, name, _llvm(a), [args[0], args[1], undefined])
         store = builder.store(value, _pointer(context, builder, array, args[2], args[3], a))
         store.align = array.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return types.void(a, mask, array, index), codegen
+
+
+@intrinsic
+def compress_part(typingctx, a, mask, array, index):
+    """`compress` that writes nothing but the selected lanes."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, array, args[2], args[3], a)
+        name = _intrinsic_name("masked.compressstore", a)
+        _call(builder, name, ir.VoidType(), [args[0], pointer, args[1]])
         return context.get_dummy_value()
 
     return types.void(a, mask, array, index), codegen
