@@ -379,21 +379,33 @@ def marks_for(n):
     return np.empty((3, n // 64), np.uint64)
 
 
+@helper(forceinline=True)
+def _soft(v, absolute, anchor, offset, dust, factor):
+    """One register of `write_soft`."""
+    a = simd.magnitude(v) if absolute else v
+    d = simd.sub(simd.sub(a, anchor), offset)
+    scaled = simd.multiply(d, factor)
+    if absolute:
+        scaled = simd.copy_sign(scaled, v)
+    return simd.where(simd.above(d, dust), scaled, simd.sub(dust, dust))
+
+
 @helper
 def write_soft(z, absolute, anchor, offset, dust, factor, out):
     """out = sign(z)·factor·d where d = (a − anchor) − offset exceeds dust, else 0.
 
     `out` may be `z`.
     """
-    zero = z.dtype.type(0)
-    for i in range(z.size):
-        value = z[i]
-        if absolute:
-            d = (abs(value) - anchor) - offset
-            out[i] = math.copysign(d * factor, value) if d > dust else zero
-        else:
-            d = (value - anchor) - offset
-            out[i] = d * factor if d > dust else zero
+    width = simd.lanes(z)
+    anchor, offset = simd.splat(anchor), simd.splat(offset)
+    dust, factor = simd.splat(dust), simd.splat(factor)
+    whole = z.size // width * width
+    for i in range(0, whole, width):
+        simd.store(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
+    if whole < z.size:
+        valid = simd.first_lanes(anchor, z.size - whole)
+        v = simd.load_part(z, whole, valid)
+        simd.store_part(_soft(v, absolute, anchor, offset, dust, factor), valid, out, whole)
 
 
 @helper

@@ -162,6 +162,20 @@ def load_part(typingctx, array, index, mask):
 
 
 @intrinsic
+def store_part(typingctx, a, mask, array, index):
+    """Store the lanes in `mask`; nothing else is written."""
+
+    def codegen(context, builder, signature, args):
+        pointer = _pointer(context, builder, array, args[2], args[3], a)
+        name = f"llvm.masked.store.v{a.lanes}f{a.element.bitwidth}.p0"
+        align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
+        _call(builder, name, ir.VoidType(), [args[0], pointer, align, args[1]])
+        return context.get_dummy_value()
+
+    return types.void(a, mask, array, index), codegen
+
+
+@intrinsic
 def first_lanes(typingctx, a, count):
     """The mask of the first `count` lanes of a."""
 
