@@ -101,13 +101,10 @@ def slices(x, axis, name="x"):
 def rows(s: Slices) -> np.ndarray:
     """The slices as a C-contiguous (batch, length) matrix; the input's memory if it can."""
     array = s.array
-    if s.axis is None:
+    if s.axis is None or array.ndim == 1:
         array = array.reshape(1, -1)
-    elif array.ndim > 1:
-        count = math.prod(s.batch)
-        array = np.moveaxis(array, s.axis, -1).reshape(count, s.length)
     else:
-        array = array.reshape(1, -1)
+        array = np.moveaxis(array, s.axis, -1).reshape(math.prod(s.batch), s.length)
     result = np.ascontiguousarray(array, dtype=s.work)
     return result if result.flags.writeable else _Borrowed.view(result)
 
@@ -139,6 +136,7 @@ class Target(NamedTuple):
     rows: np.ndarray
     array: np.ndarray
     direct: bool  # the rows are the array's own memory
+    in_place: bool  # the rows are those that are read
 
 
 def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
@@ -154,10 +152,10 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         if s.axis is None or s.axis == len(shape) - 1:
             result = np.empty(shape, s.dtype)
             if s.dtype is s.work:
-                return x_rows, Target(result.reshape(x_rows.shape), result, True)
+                return x_rows, Target(result.reshape(x_rows.shape), result, True, False)
         else:
             result = np.empty_like(s.array, dtype=s.dtype, subok=False)
-        return x_rows, Target(np.empty(x_rows.shape, s.work), result, False)
+        return x_rows, Target(np.empty(x_rows.shape, s.work), result, False, False)
     check_out(out, shape, s.dtype)
     view = None
     if out.dtype == s.work and out.dtype.isnative:
@@ -167,10 +165,11 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     if view is None:
         if np.may_share_memory(x_rows, out) and not np.shares_memory(x_rows, s.array):
             x_rows = x_rows.copy()
-        return x_rows, Target(np.empty(x_rows.shape, s.work), out, False)
-    if np.may_share_memory(x_rows, view) and not same_memory(x_rows, view):
-        x_rows = x_rows.copy()
-    return x_rows, Target(view, out, True)
+        return x_rows, Target(np.empty(x_rows.shape, s.work), out, False, False)
+    in_place = np.may_share_memory(x_rows, view)
+    if in_place and not same_memory(x_rows, view):
+        x_rows, in_place = x_rows.copy(), False
+    return x_rows, Target(view, out, True, in_place)
 
 
 def check_out(out, shape, dtype):
@@ -236,7 +235,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         if not low <= value <= high:
             raise ValueError(f"{name} must be {what}, got {value!r}")
         array = np.empty(count)  # a third of the time of np.full
-        array[:] = value
+        array.fill(value)
         return array
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU, where no array can be taken here")

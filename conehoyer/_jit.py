@@ -54,7 +54,8 @@ def kernel(function=None, **options):
     return dispatcher
 
 
-# What only kernels call needs no way in from Python; that took a quarter of the compiling.
+# What only kernels call needs no way in from Python, which took a quarter of the compiling.  To
+# call one from there all the same ends the process: a test looks through the modules.
 helper = partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 

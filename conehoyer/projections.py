@@ -562,9 +562,8 @@ def _project(
         return (goal.array, _empty_info(s)) if full_output else goal.array
     if norms is None:
         norms = levels
-    in_place = (out is not None or overwrite_x) and np.may_share_memory(goal.rows, z)
     batch = len(z) > 1 or run is not None
-    if in_place and check_finite and batch and not passes.all_finite(z.reshape(-1)):
+    if goal.in_place and check_finite and batch and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()  # before any row is overwritten
     info = np.zeros((len(z), 4))
     log = np.full(m.MAX_PASSES, -1.0) if full_output and len(z) == 1 else _NO_LOG
@@ -572,21 +571,21 @@ def _project(
         workers = 1
     if run is None and workers == 1:
         engine.project_rows(
-            kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows, not in_place,
+            kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows, not goal.in_place,
             info, log, 0, len(z),
         )  # fmt: skip
     elif run is None and workers > len(z):
         for r in range(len(z)):
             _project_long(
                 kind, absolute, levels[r], norms[r], s.slack, check_finite, z, goal.rows,
-                not in_place, info, log, r, workers,
+                not goal.in_place, info, log, r, workers,
             )  # fmt: skip
     else:
 
         def by_engine(z, target, info, first, last):
             engine.project_rows(
                 kind, absolute, levels, norms, s.slack, check_finite, z, target,
-                not in_place, info, log, first, last,
+                not goal.in_place, info, log, first, last,
             )  # fmt: skip
 
         rows = run or by_engine

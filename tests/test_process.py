@@ -4,6 +4,8 @@ Where the cache is not the point the processes share that of the other tests: a 
 compiles for half a minute. Where it is the point they compute a score: a second.
 """
 
+import ast
+import importlib
 import os
 import re
 import shutil
@@ -181,6 +183,26 @@ def test_parts_of_a_call():
             seen = []
             run_split(lambda first, last, seen=seen: seen.extend(range(first, last)), 9, workers)
             assert sorted(seen) == list(range(9))
+
+
+def test_only_kernels_call_helpers():
+    """They have no way in from Python: a call from there ends the process."""
+    seen = 0
+    for path in sorted(PACKAGE.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        modules = {
+            name.asname or name.name: importlib.import_module(f"conehoyer._cpu.{name.name}")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "_cpu"
+            for name in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used = getattr(modules.get(node.value.id), node.attr, None)
+                options = getattr(used, "targetoptions", {})
+                assert "no_cpython_wrapper" not in options, f"{path.name}: {ast.unparse(node)}"
+                seen += bool(options)
+    assert seen > 40
 
 
 # ---------------------------------------------------------------------------

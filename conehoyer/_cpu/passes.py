@@ -326,11 +326,23 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
 
 @helper
 def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
-    """Add what is left of the slice after the whole blocks."""
-    if z.size > 0:
-        nu1, s1, q1, more = band_plain(z, absolute, np.float64(anchor), lo, hi, buffer[stored:])
-        return nu + nu1, s + s1, q + q1, stored + more
-    return nu, s, q, stored
+    """Add what is left of the slice after the whole blocks, register by register."""
+    vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
+    firsts = seconds = simd.splat(lo - lo)
+    for i in range(0, z.size, simd.lanes(z)):
+        valid = simd.first_lanes(vlo, z.size - i)
+        a = simd.load_part(z, i, valid)
+        if absolute:
+            a = simd.magnitude(a)
+        high = simd.both(simd.above(a, vhi), valid)
+        inside = simd.differ(simd.both(simd.not_below(a, vlo), valid), high)
+        gap = simd.sub(a, vanchor)
+        firsts = simd.where(high, simd.add(firsts, gap), firsts)
+        seconds = simd.where(high, simd.multiply_add(gap, gap, seconds), seconds)
+        nu += simd.count(high)
+        simd.compress_part(a, inside, buffer, stored)
+        stored += simd.count(inside)
+    return nu, s + simd.total(firsts), q + simd.total(seconds), stored
 
 
 if simd.COMPRESS:
