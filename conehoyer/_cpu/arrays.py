@@ -1,6 +1,6 @@
 """Arrays inside kernels."""
 
-from numba.core import cgutils
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 
@@ -9,8 +9,8 @@ def borrowed(typingctx, array):
     """The same array, whose memory somebody else keeps alive: it is not counted.
 
     Numba counts the references to an array, and a slice is one: without the counting a row
-    of a hundred entries takes half the time.  Only for what the caller holds on to: the
-    arguments of a kernel, never an array that the kernel itself allocates.
+    of a hundred entries takes half the time.  Only for what somebody holds on to: the
+    arguments of a kernel, or an array of its own that it passes to `keep` at the end.
     """
 
     def codegen(context, builder, signature, args):
@@ -20,3 +20,13 @@ def borrowed(typingctx, array):
         return view._getvalue()
 
     return array(array), codegen
+
+
+@intrinsic
+def keep(typingctx, arrays):
+    """Does nothing: an array, or each of a tuple, lives until it is used last, and that is here."""
+
+    def codegen(context, builder, signature, args):
+        return context.get_dummy_value()
+
+    return types.void(arrays), codegen

@@ -25,7 +25,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import entry, helper, kernel
 from . import passes
-from .arrays import borrowed
+from .arrays import borrowed, keep
 
 CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
@@ -679,16 +679,22 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
         row[2] = math.ldexp(row[2], -shift)
 
 
-@helper
-def _project_rows(
-    kind, absolute, levels, norms, tol, strict, x, out, whole, info, log,
-    part, spare, held, marks, scaled, r, last,
-):  # fmt: skip
-    """Project rows r..last−1; returns the row that needs `scaled` where that is empty."""
+@kernel
+def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last):
+    """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
+
+    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.
+    """
+    n = x.shape[1]
+    own_part = np.empty((chunks_of(n), 5))
+    own_spare = np.empty(0 if whole else n, x.dtype)
+    own_held = np.empty(room_for_heads(n), x.dtype)
+    own_marks = marks_of(n)
+    own_scaled = np.empty(0, x.dtype)
+    part, spare, held = borrowed(own_part), borrowed(own_spare), borrowed(own_held)
+    marks, scaled = borrowed(own_marks), borrowed(own_scaled)
     x, out, info, log = borrowed(x), borrowed(out), borrowed(info), borrowed(log)
-    part, spare, held = borrowed(part), borrowed(spare), borrowed(held)
-    marks, scaled = borrowed(marks), borrowed(scaled)
-    while r < last:
+    for r in range(first, last):
         z, target = x[r], out[r]
         buffer = target if whole else spare
         source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
@@ -702,40 +708,18 @@ def _project_rows(
             if attempt == 2 or not _needs_scaling(job.state.status, z):
                 break
             if scaled.size == 0:
-                return r
+                own_scaled = np.empty(n, x.dtype)
+                scaled = borrowed(own_scaled)
             shift, back, p, l2 = _scale(kind, p, l2, z, scaled)
             source = scaled
         _report(job, kind, p, info[r])
         if attempt == 2:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
         elif job.state.status == m.NONFINITE and strict:
-            return last
+            break
         else:
             _write(job, kind, absolute, p, z, target, 0, part.shape[0])
-        r += 1
-    return last
-
-
-@kernel
-def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last):
-    """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
-
-    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.
-    """
-    n = x.shape[1]
-    part = np.empty((chunks_of(n), 5))
-    spare = np.empty(0 if whole else n, x.dtype)
-    held = np.empty(room_for_heads(n), x.dtype)
-    marks = marks_of(n)
-    scaled = np.empty(0, x.dtype)
-    while True:
-        first = _project_rows(
-            kind, absolute, levels, norms, tol, strict, x, out, whole, info, log,
-            part, spare, held, marks, scaled, first, last,
-        )  # fmt: skip
-        if first == last:
-            return
-        scaled = np.empty(n, x.dtype)
+    keep((own_part, own_spare, own_held, own_marks, own_scaled))
 
 
 # The steps of one slice, for threads that share it.
