@@ -302,9 +302,11 @@ def _hoyer_parameters(s, sparseness, l1, l2):
         if norms is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
             # The usual call, without the array arithmetic that costs more than the kernel.
             level = float(hoyer_ratio(sparseness, n)) ** 2
-            levels = np.empty((2, math.prod(s.batch)))  # a third of the time of np.full
-            levels[0], levels[1] = min(max(level, 1.0), n), -1.0
-            return levels[0], levels[1]
+            count = math.prod(s.batch)
+            levels, norms = np.empty(count), np.empty(count)  # a third of the time of np.full
+            levels.fill(min(max(level, 1.0), n))
+            norms.fill(-1.0)
+            return levels, norms
         values = _checks.host_per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
         levels = level_of_ratio(hoyer_ratio(values, n), n)
         return levels, np.full(levels.size, -1.0) if norms is None else norms
