@@ -168,6 +168,20 @@ class TwoWorkersOnRows:
         return self.problem.over_floor(threads=2, by_row=True).samples
 
 
+class ShortRows:
+    """200,000 entries as rows, by one worker, over the floor that goes row by row."""
+
+    params = (FUNCTIONS, DTYPES, (40, 100, 300, 1000))
+    param_names = ("function", "dtype", "n")
+
+    def setup(self, function, dtype, n):
+        self.problem = problem(function, "gaussian", (200_000 // n, n), dtype, 0.1)
+
+    @sampled("ratio")
+    def track_over_floor_by_row(self, *params):
+        return self.problem.over_floor(by_row=True).samples
+
+
 class Memory:
     """Peak memory of the process; data and result take 64 MB each."""
 
