@@ -54,13 +54,13 @@ def kernel(function=None, **options):
     return dispatcher
 
 
-# What only kernels call needs no way in from Python, which took a quarter of the compiling.  To
+# What only kernels call needs no way in from Python, which would have to be compiled as well.  To
 # call one from there all the same ends the process: a test looks through the modules.
 helper = partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def entry(called):
-    """The same function as a helper, to be called from Python."""
+    """A helper's function as a kernel."""
     f = called.py_func
     twin = types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
     return kernel(twin)

@@ -280,7 +280,7 @@ def _targets(slices, x, out, overwrite_x):
         first, last = _span(z)
         met = order[np.searchsorted(ends, first, "right") : np.searchsorted(starts, last, "left")]
         if any(j != i for j in met):
-            targets[i] = z.copy(), goal
+            targets[i] = z.copy(), goal._replace(in_place=False)
     return targets
 
 
@@ -322,8 +322,7 @@ class _Group(NamedTuple):
         for s, (z, goal) in zip(slices, targets, strict=True):
             kernels.fill_vectors(v, place, *z.shape, s.slack)
             count = len(z) * kernels.pieces_of(z.shape[1])
-            own = goal.rows is z or np.may_share_memory(goal.rows, z)
-            buffer = np.empty_like(z) if own else goal.rows
+            buffer = np.empty_like(z) if goal.in_place else goal.rows
             blocks.append(_Block(z, z, goal.rows, buffer, place, pieces, count))
             place, pieces, total = place + len(z), pieces + count, total + z.size
         if total < _PARALLEL_FROM:

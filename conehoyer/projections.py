@@ -303,7 +303,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             # The usual call, without the array arithmetic that costs more than the kernel.
             level = float(hoyer_ratio(sparseness, n)) ** 2
             count = math.prod(s.batch)
-            levels, norms = np.empty(count), np.empty(count)  # a third of the time of np.full
+            levels, norms = np.empty(count), np.empty(count)  # np.full takes longer
             levels.fill(min(max(level, 1.0), n))
             norms.fill(-1.0)
             return levels, norms

@@ -4,16 +4,21 @@ import math
 
 import numpy as np
 import pytest
+from numba import njit
 
 from conehoyer import _math as m
+from conehoyer import project_l1_ball
 from conehoyer._cpu import passes
+from conehoyer._cpu.arrays import keep, uncounted
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("absolute", [True, False])
 @pytest.mark.parametrize("rare", [True, False])
 @pytest.mark.parametrize("n", [1, 31, 1000, 5000])
-@pytest.mark.parametrize(("lo", "hi"), [(0.5, 0.7), (0.5, math.inf), (0.6, 0.6), (-9.0, 9.0)])
+@pytest.mark.parametrize(
+    ("lo", "hi"), [(0.5, 0.7), (0.5, math.inf), (0.6, 0.6), (-9.0, 9.0), (-0.7, -0.5)]
+)
 def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
     rng = np.random.default_rng(n)
     z = rng.standard_normal(n).astype(dtype)
@@ -93,3 +98,29 @@ def test_the_guess_is_right_for_its_own_family(kind, name):
     d = np.maximum(a - tau, 0.0)
     p = d.sum() if kind == m.L1 else d.sum() ** 2 / (d @ d)
     assert m.tail_guess(kind, p, a.size, a.sum(), a @ a) == pytest.approx(tau, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 7, 15, 17, 31, 100, 1037, 20_005])
+@pytest.mark.parametrize("radius", [0.5, 0.9, 0.001])  # of the input's: from dense to sparse
+def test_nothing_is_written_beside_the_result(dtype, n, radius):
+    """The last register of a pass is rarely full, and the result serves as scratch as well."""
+    y = np.random.default_rng(n).uniform(0.9, 1.0, n).astype(dtype)
+    room = np.full(n + 128, 7.0, dtype)
+    project_l1_ball(y, radius * float(y.sum()), out=room[64 : 64 + n])
+    assert (room[:64] == 7.0).all()
+    assert (room[64 + n :] == 7.0).all()
+
+
+@njit
+def _second_array(n):
+    own = np.full(n, 1.0)
+    view = uncounted(own)
+    other = np.full(n, 2.0)  # where `own` was, unless that is kept
+    total = view.sum()
+    keep((own, other))
+    return total
+
+
+def test_an_uncounted_array_lives_until_it_is_kept():
+    assert _second_array(100) == 100.0

@@ -5,12 +5,12 @@ from numba.extending import intrinsic
 
 
 @intrinsic
-def borrowed(typingctx, array):
-    """The same array, whose memory somebody else keeps alive: it is not counted.
+def uncounted(typingctx, array):
+    """The same array, but references to it are not counted: somebody else keeps it alive.
 
-    Numba counts the references to an array, and a slice is one: without the counting a row
-    of a hundred entries takes half the time.  Only for what somebody holds on to: the
-    arguments of a kernel, or an array of its own that it passes to `keep` at the end.
+    A slice is a reference, and on short rows counting them takes as long as the arithmetic.
+    Only for what somebody holds on to: the arguments of a kernel, or an array of its own that
+    it passes to `keep` at the end.
     """
 
     def codegen(context, builder, signature, args):

@@ -25,7 +25,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import entry, helper, kernel
 from . import passes
-from .arrays import borrowed, keep
+from .arrays import keep, uncounted
 
 CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
@@ -691,9 +691,9 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
     own_held = np.empty(room_for_heads(n), x.dtype)
     own_marks = marks_of(n)
     own_scaled = np.empty(0, x.dtype)
-    part, spare, held = borrowed(own_part), borrowed(own_spare), borrowed(own_held)
-    marks, scaled = borrowed(own_marks), borrowed(own_scaled)
-    x, out, info, log = borrowed(x), borrowed(out), borrowed(info), borrowed(log)
+    part, spare, held = uncounted(own_part), uncounted(own_spare), uncounted(own_held)
+    marks, scaled = uncounted(own_marks), uncounted(own_scaled)
+    x, out, info, log = uncounted(x), uncounted(out), uncounted(info), uncounted(log)
     for r in range(first, last):
         z, target = x[r], out[r]
         buffer = target if whole else spare
@@ -709,7 +709,7 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
                 break
             if scaled.size == 0:
                 own_scaled = np.empty(n, x.dtype)
-                scaled = borrowed(own_scaled)
+                scaled = uncounted(own_scaled)
             shift, back, p, l2 = _scale(kind, p, l2, z, scaled)
             source = scaled
         _report(job, kind, p, info[r])

@@ -279,12 +279,11 @@ def _pick(z, high, inside, places, buffer):
 
 @helper
 def _collect_blocks(z, absolute, lo, buffer):
-    """The stored part of `band_plain` for hi = inf, in registers."""
+    """The stored part of `band_plain` for hi = inf, on whole blocks, in registers."""
     vlo = simd.splat(lo)
     width = simd.lanes(z)
     stored = 0
-    whole = z.size // (2 * width) * (2 * width)
-    for i in range(0, whole, 2 * width):
+    for i in range(0, z.size // (2 * width) * (2 * width), 2 * width):
         a0, a1 = simd.load(z, i), simd.load(z, i + width)
         if absolute:
             a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
@@ -293,14 +292,6 @@ def _collect_blocks(z, absolute, lo, buffer):
         stored += simd.count(in0)
         simd.compress(a1, in1, buffer, stored)
         stored += simd.count(in1)
-    for i in range(whole, z.size, width):
-        valid = simd.first_lanes(vlo, z.size - i)
-        a = simd.load_part(z, i, valid)
-        if absolute:
-            a = simd.magnitude(a)
-        inside = simd.both(simd.not_below(a, vlo), valid)
-        simd.compress_part(a, inside, buffer, stored)
-        stored += simd.count(inside)
     return stored
 
 
@@ -350,11 +341,13 @@ if simd.COMPRESS:
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`, in registers where the machine can compress them."""
-        if hi == math.inf:
-            return 0.0, 0.0, 0.0, _collect_blocks(z, absolute, lo, buffer)
-        step = 64 * simd.lanes(z)
+        step = 64 * simd.lanes(z) if hi < math.inf else 2 * simd.lanes(z)
         whole = z.size // step * step
-        nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
+        nu, s, q, stored = 0.0, 0.0, 0.0, 0
+        if hi == math.inf:
+            stored = _collect_blocks(z[:whole], absolute, lo, buffer)
+        else:
+            nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
     @kernel
