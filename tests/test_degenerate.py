@@ -342,6 +342,17 @@ def test_sums_that_overflow_a_float(exponent):
     assert ch.hoyer_sparseness(y) == pytest.approx(float(oracle.hoyer_sparseness(y)), rel=1e-12)
 
 
+@pytest.mark.parametrize("project", [ch.project_cai, ch.project_l1_ball])
+@pytest.mark.parametrize("exponent", [1020, -1000, -1050])
+@pytest.mark.parametrize("n", [5, 100, 5000])
+def test_scaled_in_place(n, exponent, project):
+    """Then both the scaled copy and the scratch are arrays of the kernel's own."""
+    y = np.ldexp(np.random.default_rng(n).standard_normal((3, n)), exponent)
+    p = n / 5 if project is ch.project_cai else 0.2 * np.abs(y).max()
+    expected = project(y, p)
+    np.testing.assert_array_equal(project(y, p, overwrite_x=True), expected)
+
+
 def test_hoyer_whose_result_overflows_is_not_silently_wrong():
     """||y||_2 exceeds the largest float: the largest entry of the answer is infinite."""
     y = np.full(4, 1.5e308)
