@@ -19,7 +19,6 @@ from ._results import warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
 
-_NO_LOG = np.empty(0)
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
@@ -222,7 +221,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     info = np.zeros((len(bounds), 4))
     radii = np.zeros((len(bounds), parts.number if full_output or work.needs_radii else 0))
     if read.size and len(read) == 1 and not parts.whole:
-        work.run(read[0], bounds, write[0], radii[0], info[0], workers)
+        work.run(read[0], bounds[0], write[0], radii[0], info[0], workers)
     elif read.size:
         goal = write
         if parts.whole:
@@ -234,14 +233,14 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
         if len(read) >= workers > 1:
             run_split(
                 lambda i, j: [
-                    work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], 1)
+                    work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1)
                     for b in range(i, j)
                 ],
                 len(read), workers,
             )  # fmt: skip
         else:
             for b in range(len(read)):
-                work.run(read[b], bounds[b : b + 1], goal[b], radii[b], info[b], workers)
+                work.run(read[b], bounds[b], goal[b], radii[b], info[b], workers)
     if not direct:
         _groups.deliver(data, write, result)
     if len(info) > 1 or (len(info) == 1 and info[0, 0] == m.CAPPED):
@@ -265,12 +264,11 @@ class _Bilevel:
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         norms, unit = _groups.norms(z, parts, self.inner, workers)
-        bounds = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
+        info[2] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
         engine.project_rows(
-            self.kind, True, bounds, bounds, self.slack, False, norms[None], u[None], True,
-            info[None], _NO_LOG, 0, 1,
-        )  # fmt: skip
+            self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0, 1
+        )
         if info[0] == m.NONFINITE:
             if self.check_finite:
                 raise _checks.not_finite()
@@ -445,7 +443,7 @@ class _L1Inf:
 
     def run(self, z, radius, out, bounds, info, workers):
         """Project the matrix z into `out`; fill in the groups' bounds and the report."""
-        parts, count, radius = self.parts, self.parts.number, float(radius[0])
+        parts, count, radius = self.parts, self.parts.number, radius
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         values, starts, _ = _groups.gathered(z, parts)

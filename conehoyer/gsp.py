@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -280,7 +280,7 @@ def _targets(slices, x, out, overwrite_x):
         first, last = _span(z)
         met = order[np.searchsorted(ends, first, "right") : np.searchsorted(starts, last, "left")]
         if any(j != i for j in met):
-            targets[i] = z.copy(), goal._replace(in_place=False)
+            targets[i] = z.copy(), replace(goal, in_place=False)
     return targets
 
 

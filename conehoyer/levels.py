@@ -65,12 +65,11 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     wanted = np.asarray(nnz)
     if wanted.dtype.kind not in "iu":
         raise TypeError(f"nnz must be integers, got dtype {wanted.dtype}")
-    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
     if s.home is not None:
         from ._cuda import levels as on_gpu
 
-        return on_gpu.level_for_nnz(s, counts)
-    counts = counts.astype(np.int64)
+        return on_gpu.level_for_nnz(s, _checks.parameter(wanted, "nnz", s, 1, what=">= 1"))
+    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1").astype(np.int64)
     z = _checks.rows(s)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
@@ -93,16 +92,14 @@ def level_of_norms(z, k, tol):
         edge = float(np.partition(a, n - k - 1)[n - k - 1])
         gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
         level = float(hoyer_score(gaps))
-    out, info = np.empty((1, n), z.dtype), np.zeros((1, 4))
+    out, table = np.empty((1, n), z.dtype), np.zeros((1, engine.LOG))
     margin = 0.0
     while True:
         # Rounding, or the slack of "already feasible", may let the entry at the edge in:
         # ask the projection itself.
         trial = m.lowered(level, margin)
-        engine.project_rows(
-            m.CAI, True, np.array([trial]), np.zeros(1), tol, True, z[None], out, True,
-            info, np.empty(0), 0, 1,
-        )  # fmt: skip
+        table[0, 2] = trial
+        engine.project_rows(m.CAI, True, tol, True, z[None], out, True, table, 0, 1)
         if trial == 1.0 or np.count_nonzero(out) <= k:
             return trial
         margin = m.wider(margin)

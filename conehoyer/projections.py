@@ -13,7 +13,6 @@ from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
 
 _PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
-_NO_LOG = np.empty(0)
 _MOST = np.finfo(float).max
 
 
@@ -138,7 +137,7 @@ def project_cai(
     """
     s = _checks.slices(x, axis)
     _checks.choose(method, "method", ("cfp", "iterative"))
-    levels = _checks.per_slice(level, "level", s, 1.0, what=">= 1")
+    levels = _checks.parameter(level, "level", s, 1.0, what=">= 1")
     run = None
     if method == "iterative" and s.home is not None:
         from ._cuda import iterative
@@ -146,8 +145,8 @@ def project_cai(
         run = iterative.KERNELS
     elif method == "iterative":
 
-        def run(z, target, info, first, last):
-            classic.iterative_rows(not nonneg, levels, s.slack, z, target, info, first, last)
+        def run(z, target, table, first, last):
+            classic.iterative_rows(not nonneg, s.slack, z, target, table, first, last)
 
     return _project(
         s, x, m.CAI, not nonneg, levels, None, run,
@@ -276,10 +275,8 @@ def project_hoyer(
         if s.home is not None:
             raise ValueError(f"on the GPU method must be 'cfp', got {method!r}")
 
-        def run(z, target, info, first, last):
-            classic.alternating_rows(
-                not nonneg, levels, norms, s.slack, z, target, info, first, last
-            )
+        def run(z, target, table, first, last):
+            classic.alternating_rows(not nonneg, s.slack, z, target, table, first, last)
 
     return _project(
         s, x, m.HOYER, not nonneg, levels, norms, run,
@@ -288,11 +285,11 @@ def project_hoyer(
 
 
 def _hoyer_parameters(s, sparseness, l1, l2):
-    """Level (L1/L2)² and norm L2 of each slice; a negative L2 stands for the input's norm."""
+    """Level (L1/L2)² and norm L2 of the slices; a negative L2 stands for the input's norm."""
     n = max(s.length, 1)
     norms = None
     if l2 is not None:
-        norms = _checks.host_per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")
+        norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")
     if (sparseness is None) == (l1 is None):
         raise ValueError(
             "give either sparseness (with or without l2) or both l1 and l2, got "
@@ -302,17 +299,13 @@ def _hoyer_parameters(s, sparseness, l1, l2):
         if norms is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
             # The usual call, without the array arithmetic that costs more than the kernel.
             level = float(hoyer_ratio(sparseness, n)) ** 2
-            count = math.prod(s.batch)
-            levels, norms = np.empty(count), np.empty(count)  # np.full takes longer
-            levels.fill(min(max(level, 1.0), n))
-            norms.fill(-1.0)
-            return levels, norms
-        values = _checks.host_per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
-        levels = level_of_ratio(hoyer_ratio(values, n), n)
-        return levels, np.full(levels.size, -1.0) if norms is None else norms
+            return min(max(level, 1.0), float(n)), -1.0
+        values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
+        levels = _checks.shortest(level_of_ratio(hoyer_ratio(values, n), n))
+        return levels, -1.0 if norms is None else _checks.shortest(norms)
     if norms is None:
         raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
-    sums = _checks.host_per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
+    sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
     zero = (sums == 0.0) & (norms == 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(zero, 1.0, sums / norms)
@@ -323,7 +316,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             f"no vector of length {n} has these norms: l2 <= l1 <= sqrt({n})*l2 is needed, "
             f"got l1={sums[i]}, l2={norms[i]}"
         )
-    return level_of_ratio(ratios, n), norms
+    return _checks.shortest(level_of_ratio(ratios, n)), _checks.shortest(norms)
 
 
 @takes_tensors
@@ -420,8 +413,8 @@ def project_l1_ball(
            [0.5 , 0.25]])
     """
     s = _checks.slices(x, axis)
-    radii = _checks.per_slice(radius, "radius", s, 0.0, what=">= 0")
-    run = _ball_method(s, m.L1, not nonneg, radii, method)
+    radii = _checks.parameter(radius, "radius", s, 0.0, what=">= 0")
+    run = _ball_method(s, m.L1, not nonneg, method)
     return _project(
         s, x, m.L1, not nonneg, radii, None, run,
         out, overwrite_x, workers, check_finite, full_output,
@@ -516,15 +509,15 @@ def project_simplex(
     array([0.625, 0.375, 0.   ])
     """
     s = _checks.slices(x, axis)
-    totals = _checks.per_slice(total, "total", s, 0.0, _MOST, "finite and >= 0")
-    run = _ball_method(s, m.SIMPLEX, False, totals, method)
+    totals = _checks.parameter(total, "total", s, 0.0, _MOST, "finite and >= 0")
+    run = _ball_method(s, m.SIMPLEX, False, method)
     return _project(
         s, x, m.SIMPLEX, False, totals, None, run,
         out, overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
 
 
-def _ball_method(s, kind, absolute, radii, method):
+def _ball_method(s, kind, absolute, method):
     """The rows function of Condat's algorithm or of sorting; None for the engine."""
     _checks.choose(method, "method", ("newton", "condat", "sort"))
     if method == "newton":
@@ -533,15 +526,15 @@ def _ball_method(s, kind, absolute, radii, method):
         raise ValueError(f"on the GPU method must be 'newton', got {method!r}")
     by_sorting = method == "sort"
 
-    def run(z, target, info, first, last):
+    def run(z, target, table, first, last):
         part = z[first:last]
         if by_sorting:
             values = np.sort(np.abs(part) if absolute else part, axis=-1)
         else:
             values = np.empty_like(part)
         classic.ball_rows(
-            kind, absolute, radii[first:last], s.slack, by_sorting, part, values,
-            target[first:last], info[first:last], 0, last - first,
+            kind, absolute, s.slack, by_sorting, part, values, target[first:last],
+            table[first:last], 0, last - first,
         )  # fmt: skip
 
     return run
@@ -562,45 +555,45 @@ def _project(
     z, goal = _checks.target(s, x, z, out, overwrite_x)
     if z.size == 0:
         return (goal.array, _empty_info(s)) if full_output else goal.array
-    if norms is None:
-        norms = levels
-    batch = len(z) > 1 or run is not None
-    if goal.in_place and check_finite and batch and not passes.all_finite(z.reshape(-1)):
-        raise _checks.not_finite()  # before any row is overwritten
-    info = np.zeros((len(z), 4))
-    log = np.full(m.MAX_PASSES, -1.0) if full_output and len(z) == 1 else _NO_LOG
+    count = len(z)
+    if goal.in_place and check_finite and (count > 1 or run is not None):
+        if not passes.all_finite(z.reshape(-1)):
+            raise _checks.not_finite()  # before any row is overwritten
+    logged = m.MAX_PASSES if full_output and count == 1 else 0
+    table = np.zeros((count, engine.LOG + logged))
+    if logged:
+        table[0, engine.LOG :] = -1.0
+    column = (slice(None), 2) if count > 1 else (0, 2)  # of one entry: filled in less time
+    table[column] = levels
+    if norms is not None:
+        table[:, 1] = norms
     if z.size < _PARALLEL_FROM:
         workers = 1
+    tol, whole = s.slack, not goal.in_place
     if run is None and workers == 1:
-        engine.project_rows(
-            kind, absolute, levels, norms, s.slack, check_finite, z, goal.rows, not goal.in_place,
-            info, log, 0, len(z),
-        )  # fmt: skip
-    elif run is None and workers > len(z):
-        for r in range(len(z)):
-            _project_long(
-                kind, absolute, levels[r], norms[r], s.slack, check_finite, z, goal.rows,
-                not goal.in_place, info, log, r, workers,
-            )  # fmt: skip
+        engine.project_rows(kind, absolute, tol, check_finite, z, goal.rows, whole, table, 0, count)
+    elif run is None and workers > count:
+        for r in range(count):
+            _project_long(kind, absolute, tol, check_finite, z, goal.rows, whole, table, r, workers)
     else:
 
-        def by_engine(z, target, info, first, last):
+        def by_engine(z, target, table, first, last):
             engine.project_rows(
-                kind, absolute, levels, norms, s.slack, check_finite, z, target,
-                not goal.in_place, info, log, first, last,
-            )  # fmt: skip
+                kind, absolute, tol, check_finite, z, target, whole, table, first, last
+            )
 
         rows = run or by_engine
-        run_split(lambda i, j: rows(z, goal.rows, info, i, j), len(z), workers)
-    if info[0, 0] >= m.NONFINITE or (len(z) > 1 and info[:, 0].max() >= m.NONFINITE):
-        _complain(info[:, 0], check_finite)
+        run_split(lambda i, j: rows(z, goal.rows, table, i, j), count, workers)
+    if table[0, 0] >= m.NONFINITE or (count > 1 and table[:, 0].max() >= m.NONFINITE):
+        _complain(table[:, 0], check_finite)
     result = _checks.deliver(s, goal)
-    return (result, _info(s, result, info, log)) if full_output else result
+    return (result, _info(s, result, table)) if full_output else result
 
 
-def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info, log, r, workers):
+def _project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
+    norm, level, log = table[r, 1], table[r, 2], table[r, engine.LOG :]
     buffer = target if whole else np.empty_like(z)
     part = np.empty((engine.chunks_of(z.size), 5))
     held = np.empty(engine.room_for_heads(z.size), z.dtype)
@@ -616,15 +609,12 @@ def _project_long(kind, absolute, level, norm, tol, strict, x, out, whole, info,
         )
         job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, log)
     if job.state.status in (m.NONFINITE, m.RESCALE):
-        levels, norms = np.full(len(x), level), np.full(len(x), norm)
-        engine.project_rows(
-            kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, r, r + 1
-        )
+        engine.project_rows(kind, absolute, tol, strict, x, out, whole, table, r, r + 1)
         return
     run_split(
         lambda i, j: engine.write(job, kind, absolute, level, z, target, i, j), chunks, workers
     )
-    engine.report(job, kind, level, info[r])
+    engine.report(job, kind, level, table[r])
 
 
 def _complain(status, check_finite):
@@ -633,16 +623,17 @@ def _complain(status, check_finite):
     warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 5)
 
 
-def _info(s, result, info, log):
+def _info(s, result, table):
     """The report of the kernels, in the slices' shape."""
     nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
-        support = log[log >= 0.0].astype(np.int64) if log.size else None
-        status, threshold, level, count = info[0]
+        status, threshold, level, count = table[0, : engine.LOG]
+        log = table[0, engine.LOG :]
+        support = log[log >= 0.0].astype(np.int64)
         return ProjectionInfo(
             float(threshold), float(level), int(nnz), int(count), bool(status != m.CAPPED), support
         )
-    status, threshold, level, count = (info[:, i].reshape(s.batch) for i in range(4))
+    status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(4))
     return ProjectionInfo(
         threshold.copy(), level.copy(), nnz, count.astype(np.int64), status != m.CAPPED
     )

@@ -85,28 +85,28 @@ def _values(z, absolute, a):
 
 
 @kernel
-def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, first, last):
+def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, last):
     """Project rows onto the l1 ball or the simplex; `ordered` holds a, sorted, or scratch."""
     heap = np.empty(x.shape[1], x.dtype)
     real = x.dtype.type
     for r in range(first, last):
-        z, a, radius = x[r], ordered[r], radii[r]
+        z, a, radius = x[r], ordered[r], table[r, 2]
         if not passes.all_finite(z):
-            info[r, 0] = m.NONFINITE
+            table[r, 0] = m.NONFINITE
             out[r, :] = math.nan
             continue
         _, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
         feasible = s <= radius * (1.0 + tol)
         if kind == m.SIMPLEX:
             feasible = m.equality_holds(kind, radius, 0.0, tol, s, 0.0) and passes.nonnegative(z)
-        info[r, 3] = 1
+        table[r, 3] = 1
         if feasible:
-            info[r, 0], info[r, 1], info[r, 2] = m.FEASIBLE, 0.0, s
+            table[r, 0], table[r, 1], table[r, 2] = m.FEASIBLE, 0.0, s
             passes.write_copy(z, absolute, out[r])
             continue
-        info[r, 0], info[r, 2] = m.SOFT, radius
+        table[r, 0], table[r, 2] = m.SOFT, radius
         if radius == 0.0:
-            info[r, 1] = passes.largest(z, absolute)
+            table[r, 1] = passes.largest(z, absolute)
             out[r, :] = 0.0
             continue
         if by_sorting:
@@ -116,7 +116,7 @@ def ball_rows(kind, absolute, radii, tol, by_sorting, x, ordered, out, info, fir
             anchor, offset, _ = condat_threshold(a, a.size, radius, heap)
         if radius < passes.TINY * abs(anchor):
             anchor, offset, _, _ = passes.near_top(z, absolute, radius)
-        info[r, 1] = anchor + offset
+        table[r, 1] = anchor + offset
         near = real(anchor)
         rest = (anchor - np.float64(near)) + offset
         passes.write_soft(z, absolute, near, real(rest), real(0.0), real(1.0), out[r])
@@ -166,13 +166,13 @@ def _finish_tied(kind, level, z, absolute, l2, out):
 
 
 @kernel
-def iterative_rows(absolute, levels, tol, x, out, info, first, last):
+def iterative_rows(absolute, tol, x, out, table, first, last):
     """Algorithm 1 of the CAI paper: interpolate towards the axis, clip, repeat."""
     a = np.empty(x.shape[1])
     for r in range(first, last):
-        z, level = x[r], levels[r]
+        z, level = x[r], table[r, 2]
         if not passes.all_finite(z):
-            info[r, 0] = m.NONFINITE
+            table[r, 0] = m.NONFINITE
             out[r, :] = math.nan
             continue
         exponent = _unit_values(z, absolute, a)
@@ -211,11 +211,11 @@ def iterative_rows(absolute, levels, tol, x, out, info, first, last):
                 product += a[i] * (abs(value) if absolute else value)
                 norm2 += a[i] * a[i]
             _finish(z, absolute, a, product / norm2, exponent, out[r])
-        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, score, rounds
+        table[r, 0], table[r, 1], table[r, 2], table[r, 3] = status, threshold, score, rounds
 
 
 @kernel
-def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
+def alternating_rows(absolute, tol, x, out, table, first, last):
     """Hoyer's alternating projections, with Condat's exact simplex projection inside.
 
     In units where L2 = 1 and L1 = √level: project onto the hyperplane Σs = L1 and, in it,
@@ -225,9 +225,9 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
     n = x.shape[1]
     a, packed, heap = np.empty(n), np.empty(n), np.empty(n)
     for r in range(first, last):
-        z, level, l2 = x[r], levels[r], norms[r]
+        z, level, l2 = x[r], table[r, 2], table[r, 1]
         if not passes.all_finite(z):
-            info[r, 0] = m.NONFINITE
+            table[r, 0] = m.NONFINITE
             out[r, :] = math.nan
             continue
         exponent = _unit_values(z, absolute, a)
@@ -238,7 +238,7 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
         unit_l2 = math.ldexp(l2, -exponent)
         if m.equality_holds(m.HOYER, level, unit_l2, tol, s, q) and passes.nonnegative(a):
             passes.write_copy(z, absolute, out[r])
-            info[r, 0], info[r, 1], info[r, 2], info[r, 3] = m.FEASIBLE, 0.0, level, 1
+            table[r, 0], table[r, 1], table[r, 2], table[r, 3] = m.FEASIBLE, 0.0, level, 1
             continue
         count = n
         for i in range(n):
@@ -300,4 +300,4 @@ def alternating_rows(absolute, levels, norms, tol, x, out, info, first, last):
             _finish(z, absolute, a, 1.0 / math.sqrt(norm2), 0, out[r])
             for i in range(n):
                 out[r, i] *= l2
-        info[r, 0], info[r, 1], info[r, 2], info[r, 3] = status, threshold, level, rounds
+        table[r, 0], table[r, 1], table[r, 2], table[r, 3] = status, threshold, level, rounds

@@ -28,6 +28,7 @@ from . import passes
 from .arrays import keep, uncounted
 
 CHUNK = 16384
+LOG = 4  # columns of a table before the log
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
@@ -680,30 +681,34 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
 
 
 @kernel
-def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info, log, first, last):
+def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last):
     """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
 
-    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.
+    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.  A row of `table`
+    brings in the l2 norm as [1] and the level or radius as [2], and takes out the status, the
+    threshold, the level or radius reached, the passes, and the log as far as it has room.
     """
     n = x.shape[1]
     own_part = np.empty((chunks_of(n), 5))
-    own_spare = np.empty(0 if whole else n, x.dtype)
-    own_held = np.empty(room_for_heads(n), x.dtype)
+    heads = room_for_heads(n)
+    own_scratch = np.empty(heads + (0 if whole else n), x.dtype)
     own_marks = marks_of(n)
-    own_scaled = np.empty(0, x.dtype)
-    part, spare, held = uncounted(own_part), uncounted(own_spare), uncounted(own_held)
-    marks, scaled = uncounted(own_marks), uncounted(own_scaled)
-    x, out, info, log = uncounted(x), uncounted(out), uncounted(info), uncounted(log)
+    own_scaled = own_scratch  # until it is needed
+    part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
+    held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
+    x, out, table = uncounted(x), uncounted(out), uncounted(table)
     for r in range(first, last):
-        z, target = x[r], out[r]
+        z, target, report = x[r], out[r], table[r, :LOG]
         buffer = target if whole else spare
-        source, shift, back, p, l2 = z, 0, 0, levels[r], norms[r]
+        source, shift, back, p, l2 = z, 0, 0, report[2], report[1]
         attempt = 0
         while True:
             job = _prepare(kind, absolute, p, l2, source, buffer)
             while job.action != WRITE:
                 _run_pass(job, absolute, source, buffer, part, marks, 0, part.shape[0])
-                job = _proceed(job, kind, absolute, p, tol, source, buffer, held, part, log)
+                job = _proceed(
+                    job, kind, absolute, p, tol, source, buffer, held, part, table[r, LOG:]
+                )
             attempt += 1
             if attempt == 2 or not _needs_scaling(job.state.status, z):
                 break
@@ -712,14 +717,14 @@ def project_rows(kind, absolute, levels, norms, tol, strict, x, out, whole, info
                 scaled = uncounted(own_scaled)
             shift, back, p, l2 = _scale(kind, p, l2, z, scaled)
             source = scaled
-        _report(job, kind, p, info[r])
+        _report(job, kind, p, report)
         if attempt == 2:
-            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, info[r])
+            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, report)
         elif job.state.status == m.NONFINITE and strict:
             break
         else:
             _write(job, kind, absolute, p, z, target, 0, part.shape[0])
-    keep((own_part, own_spare, own_held, own_marks, own_scaled))
+    keep((own_part, own_scratch, own_marks, own_scaled))
 
 
 # The steps of one slice, for threads that share it.

@@ -445,17 +445,15 @@ def in_range(top, x):
 @kernel
 def shrink(values, starts, radii, norms, tol, first, last):
     """Project the groups first..last−1, which lie one after the other, onto l1 balls."""
-    info, log, radius = np.empty((1, 4)), np.empty(0), np.empty(1)
+    table = np.empty((1, engine.LOG))
     for g in range(first, last):
         part = values[starts[g] : starts[g + 1]]
         if radii[g] == 0.0:
             part[:] = 0.0
         elif radii[g] < norms[g]:
-            radius[0] = radii[g]
+            table[0, 2] = radii[g]
             row = part.reshape(1, part.size)
-            engine.project_rows(
-                m.L1, True, radius, radius, tol, False, row, row, False, info, log, 0, 1
-            )
+            engine.project_rows(m.L1, True, tol, False, row, row, False, table, 0, 1)
 
 
 # --- one matrix ----------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _dispatch
-from .._checks import MACHINE_EPSILON, SLACK, host_per_slice, normalize_axis_index
+from .. import _checks, _dispatch
+from .._checks import MACHINE_EPSILON, SLACK, normalize_axis_index
 from .device import contiguous_strides, extent, function, home_of, kernel, launch_each
 from .device import cuda as cuda
 
@@ -262,7 +262,7 @@ def per_slice(value, name, s: DeviceSlices, low, high=math.inf, what="") -> Para
                 f"{name} on the GPU must have the slices' shape {s.batch}, got shape {shape}"
             )
         return Parameter(math.nan, on_its_device(s.home, value, name), low, high)
-    return parameter(s.home, host_per_slice(value, name, s, low, high, what), low, high)
+    return parameter(s.home, _checks.per_slice(value, name, s, low, high, what), low, high)
 
 
 def on_its_device(home, value, name):
@@ -274,7 +274,9 @@ def on_its_device(home, value, name):
 
 
 def parameter(home, values, low=-math.inf, high=math.inf) -> Parameter:
-    """Host values that have been checked, one number a slice."""
+    """Host values that have been checked: one for all slices, or one for each."""
+    if isinstance(values, float):
+        return Parameter(values, None, low, high)
     if values.size == 0 or bool((values == values[0]).all()):
         return Parameter(float(values[0]) if values.size else 0.0, None, low, high)
     return Parameter(math.nan, home.view(home.upload(values)), low, high)
