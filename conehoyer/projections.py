@@ -287,6 +287,9 @@ def project_hoyer(
 def _hoyer_parameters(s, sparseness, l1, l2):
     """Level (L1/L2)² and norm L2 of the slices; a negative L2 stands for the input's norm."""
     n = max(s.length, 1)
+    if l1 is None and l2 is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
+        # The usual call, without the array arithmetic that costs more than the kernel.
+        return min(max(hoyer_ratio(sparseness, n) ** 2, 1.0), float(n)), -1.0
     norms = None
     if l2 is not None:
         norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")
@@ -296,10 +299,6 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             f"sparseness={sparseness!r}, l1={l1!r}, l2={l2!r}"
         )
     if l1 is None:
-        if norms is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
-            # The usual call, without the array arithmetic that costs more than the kernel.
-            level = float(hoyer_ratio(sparseness, n)) ** 2
-            return min(max(level, 1.0), float(n)), -1.0
         values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
         levels = _checks.shortest(level_of_ratio(hoyer_ratio(values, n), n))
         return levels, -1.0 if norms is None else _checks.shortest(norms)
@@ -563,10 +562,10 @@ def _project(
     table = np.zeros((count, engine.LOG + logged))
     if logged:
         table[0, engine.LOG :] = -1.0
-    column = (slice(None), 2) if count > 1 else (0, 2)  # of one entry: filled in less time
-    table[column] = levels
+    rows = slice(None) if count > 1 else 0  # one entry is filled in less time
+    table[rows, 2] = levels
     if norms is not None:
-        table[:, 1] = norms
+        table[rows, 1] = norms
     if z.size < _PARALLEL_FROM:
         workers = 1
     tol, whole = s.slack, not goal.in_place
@@ -582,8 +581,8 @@ def _project(
                 kind, absolute, tol, check_finite, z, target, whole, table, first, last
             )
 
-        rows = run or by_engine
-        run_split(lambda i, j: rows(z, goal.rows, table, i, j), count, workers)
+        project_rows = run or by_engine
+        run_split(lambda i, j: project_rows(z, goal.rows, table, i, j), count, workers)
     if table[0, 0] >= m.NONFINITE or (count > 1 and table[:, 0].max() >= m.NONFINITE):
         _complain(table[:, 0], check_finite)
     result = _checks.deliver(s, goal)
