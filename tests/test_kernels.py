@@ -10,6 +10,7 @@ from conehoyer import _math as m
 from conehoyer import project_l1_ball
 from conehoyer._cpu import passes
 from conehoyer._cpu.arrays import keep, uncounted
+from conehoyer._jit import entry
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -124,3 +125,16 @@ def _second_array(n):
 
 def test_an_uncounted_array_lives_until_it_is_kept():
     assert _second_array(100) == 100.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("limit", [0.4, math.inf])
+def test_influences_of_runs(dtype, limit):
+    """They set the width of the band: a wrong one costs time only, so no other test sees it."""
+    anchor, offset, linear, square, unit = 0.5, 0.125, 2.0, 0.75, 3.0
+    runs = np.random.default_rng(1).uniform(0.0, 2.0, (20, 16)).astype(dtype)
+    gap = runs.astype(np.float64) - anchor
+    d = np.where((gap > offset) & (gap <= limit), gap - offset, 0.0)
+    g = (linear * d - square * d**2).sum(axis=1) / unit
+    found = entry(passes.influences)(runs.ravel(), 16, anchor, offset, limit, linear, square, unit)
+    assert found == pytest.approx((g.sum(), (g**2).sum()), rel=1e-12)

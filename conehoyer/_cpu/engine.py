@@ -177,7 +177,20 @@ def _estimate(kind, p, sample, weight, known):
             s += s2 - weight * s1
             q = max(q + known.q - shift * (known.s + s2) - weight * q1, 0.0)
         st = m.advance(kind, p, 0.0, st, nu, s, q)
+        if st.passes == 1 and st.status == m.GO and theta == math.inf:
+            st = _guessed(kind, p, st, nu, s, q)
     return st
+
+
+@helper
+def _guessed(kind, p, st, nu, s, q):
+    """From the sums at τ = 0, a state further than Newton's, where the tail's shape tells one."""
+    if st.pinned or not (kind == m.L1 or kind == m.CAI):
+        return st
+    if not (1e-200 < q < 1e200 and p > 1e-100 * s):
+        return st
+    guess = m.tail_guess(kind, p, nu, s, q)
+    return _move(st, guess, 0.0, False) if st.anchor + st.offset < guess < math.inf else st
 
 
 @helper
@@ -200,18 +213,9 @@ def _standard_error(kind, p, sample, weight, theta, st):
     """Standard error of the estimated τ, from the spread between runs of the sample."""
     linear, square = _influence(kind, p, st, weight)
     unit = st.s / st.nu  # lest squares overflow
-    total, squares = 0.0, 0.0
-    for j in range(sample.size // RUN):
-        run = sample[j * RUN : (j + 1) * RUN]
-        nu, s, q = passes.sums(run, False, st.anchor, st.offset)
-        sd, qd = m.sums_at(nu, s, q, st.offset)
-        if theta < math.inf:  # what lies above theta is known exactly
-            nu, s, q = passes.sums(run, False, st.anchor, theta - st.anchor)
-            known_s, known_q = m.sums_at(nu, s, q, st.offset)
-            sd, qd = sd - known_s, qd - known_q
-        influence = _moved(linear, square, sd, qd) / unit
-        total += influence
-        squares += influence * influence
+    total, squares = passes.influences(
+        sample, RUN, st.anchor, st.offset, theta - st.anchor, linear, square, unit
+    )
     return unit * math.sqrt(max(squares - total * total * RUN / sample.size, 0.0))
 
 
@@ -265,7 +269,8 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     real = z.dtype.type
     tau = guess.anchor + guess.offset
     if few:
-        lo = np.float64(real(_upper_edge(sample, 1.5 * FEW, 3.0 * FEW)))
+        least = 1.5 * guess.nu / weight + 0.5 * FEW  # so many that τ* lies hardly ever below
+        lo = np.float64(real(_upper_edge(sample, least, 2.0 * least)))
         hi = math.inf
         start = _move(st, lo, 0.0, False)
     else:
@@ -461,24 +466,21 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
                 candidates, False, buffer.dtype.type(0.0), keep, most, candidates
             )
             candidates = buffer[:stored]
-        elif two_sided and not narrowed and not edge and candidates.size > 512:
+        elif two_sided and not narrowed and not edge and 512 < stored <= buffer.size // 2:
             # Newton's error is of second order: the next τ is close.
             narrowed = True
+            real = buffer.dtype.type
             reach = 0.25 * abs(tau - before) + 1e-3 * (hi - lo)
-            low = np.float64(buffer.dtype.type(max(tau - 0.1 * reach, lo)))
-            high = np.float64(buffer.dtype.type(min(tau + reach, hi)))
-            offset = high - st.anchor
-            nu, s, q = passes.sums(candidates, False, st.anchor, offset)
-            sd, qd = m.sums_at(nu + nu0, s + s0, q + q0, offset)
+            low, high = real(max(tau - 0.1 * reach, lo)), real(min(tau + reach, hi))
+            inner = buffer[stored:]
+            nu, s, q, kept = passes.band(candidates, False, real(st.anchor), low, high, inner)
+            nu, s, q = nu + nu0, s + s0, q + q0
+            sd, qd = m.sums_at(nu, s, q, np.float64(high) - st.anchor)
             right = sd < p if kind <= m.SIMPLEX else m.level_excess(p, sd, qd) < 0.0
             if right and low < tau:
-                real = buffer.dtype.type
-                _, _, _, stored = passes.band(
-                    candidates, False, real(st.anchor), real(low), real(high), candidates
-                )
-                candidates = buffer[:stored]
-                nu0, s0, q0 = nu + nu0, s + s0, q + q0
-                lo, hi = low, high
+                candidates = inner[:kept]
+                nu0, s0, q0 = nu, s, q
+                lo, hi = np.float64(low), np.float64(high)
     return st, seen
 
 

@@ -102,6 +102,31 @@ def sums(z, absolute, anchor, offset):
 
 
 @helper
+def influences(sample, run, anchor, offset, limit, linear, square, unit):
+    """Σg and Σg² over runs of the sample, g = Σ(linear·d − square·d²)/unit over a run.
+
+    Here d = (a − anchor) − offset, over the entries with offset < a − anchor <= limit.
+    `run` is a power of two, at least the width of a register.
+    """
+    far, edge, most = simd.splat_wide(anchor), simd.splat_wide(offset), simd.splat_wide(limit)
+    zero, first, second = simd.splat_wide(0.0), simd.splat_wide(linear), simd.splat_wide(-square)
+    total, squares = 0.0, 0.0
+    for begin in range(0, sample.size, run):
+        sums = zero
+        for i in range(begin, begin + run, simd.WIDE):
+            gap = simd.sub(simd.load_wide(sample, i), far)
+            inside = simd.differ(simd.not_below(gap, edge), simd.not_below(gap, most))
+            d = simd.sub(gap, edge)
+            sums = simd.where(
+                inside, simd.multiply_add(d, simd.multiply_add(d, second, first), sums), sums
+            )
+        g = simd.total(sums) / unit
+        total += g
+        squares += g * g
+    return total, squares
+
+
+@helper
 def moments(z, absolute):
     """Σa, Σa² and the exponent e of the unit 2^e in which they are given.
 
