@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from conehoyer import blocksparse, level_for_groups, project_bilevel
 from conehoyer.blocksparse import BlockPattern, compress, from_scipy, load, prune
 
+# Each shape is compiled, for each dtype: other tests take theirs from here.
 SHAPES = [(1, 1), (1, 32), (2, 3), (8, 1), (16, 16), (20, 5), (32, 1), (64, 64)]
 DTYPES = [np.float32, np.float64]
 
@@ -53,7 +54,7 @@ def test_products(block, dtype):
                 check_product((y @ bs).T, w.T, y.T)
 
 
-@pytest.mark.parametrize("block", [(1, 16), (8, 1), (16, 16)], ids=str)
+@pytest.mark.parametrize("block", [(1, 32), (8, 1), (16, 16)], ids=str)
 def test_products_in_several_parts(block):
     """More than half a megabyte of both operands, at which the kernels cut them."""
     rng = np.random.default_rng(4)
@@ -66,7 +67,7 @@ def test_products_in_several_parts(block):
         np.testing.assert_array_equal(turned, result)
 
 
-@pytest.mark.parametrize("block", [(1, 1), (1, 32), (16, 1), (16, 16)], ids=str)
+@pytest.mark.parametrize("block", [(1, 1), (1, 32), (8, 1), (16, 16)], ids=str)
 def test_bias(block):
     rng = np.random.default_rng(3)
     w = sparse(rng, (37, 70), block, 0.4)
@@ -90,14 +91,14 @@ def test_bias(block):
 
 
 def test_columns_of_the_operand_stay_columns():
-    bs = compress(np.eye(48), (16, 1))
+    bs = compress(np.eye(48), (8, 1))
     x = np.ones((48, 20))
     assert (bs @ x).flags.c_contiguous
     assert (bs @ np.asfortranarray(x)).flags.f_contiguous
     assert (np.ones((20, 48)) @ bs).flags.c_contiguous
 
 
-@pytest.mark.parametrize("block", [(1, 4), (16, 2)], ids=str)
+@pytest.mark.parametrize("block", [(2, 3), (16, 16)], ids=str)
 def test_vectors_and_stacks(block):
     rng = np.random.default_rng(0)
     w = sparse(rng, (32, 12), block, 0.5)
@@ -148,7 +149,7 @@ def test_what_is_not_finite_stays_where_it_belongs():
     np.testing.assert_array_equal(np.delete(result, 1, axis=0), 0)
 
 
-@pytest.mark.parametrize("block", [(1, 2), (8, 1), (16, 4)], ids=str)
+@pytest.mark.parametrize("block", [(1, 1), (8, 1), (16, 16)], ids=str)
 def test_out(block):
     rng = np.random.default_rng(2)
     w = sparse(rng, (32, 32), block, 0.5)
@@ -193,7 +194,7 @@ def test_out_must_fit():
         bs @ np.ones((4, 2), complex)
 
 
-@pytest.mark.parametrize("block", [(1, 1), (4, 8), (32, 1)], ids=str)
+@pytest.mark.parametrize("block", [(1, 1), (20, 5), (32, 1)], ids=str)
 def test_workers_and_plain_loops(block, monkeypatch):
     monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
     rng = np.random.default_rng(3)
@@ -383,7 +384,7 @@ def dense_attention(q, k, v, kept, scale):
     return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300) @ v, weights
 
 
-@pytest.mark.parametrize("block", [(1, 8), (2, 2), (16, 16), (20, 5), (32, 32)], ids=str)
+@pytest.mark.parametrize("block", [(1, 32), (2, 3), (16, 16), (20, 5)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention(block, dtype):
     rng = np.random.default_rng(8)
