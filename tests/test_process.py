@@ -1,7 +1,7 @@
 """What only a fresh process can show: imports, forks, threads and the kernel cache.
 
-Where the cache is not the point the processes share that of the other tests: a projection
-compiles for half a minute. Where it is the point they compute a score: a second.
+Where the cache is not the point the processes share that of the other tests, because a projection
+takes long to compile. Where it is the point they compute a score, which does not.
 """
 
 import ast

@@ -2,7 +2,8 @@
 
 A row that fits is copied to shared memory, and so read once.  A pass takes sums over it, adds
 them up over the block (or the grid) in a fixed order, and the first thread of each block
-asks `advance` for the next τ; so the threshold never leaves the GPU.
+asks `advance` for the next τ; so the threshold never leaves the GPU.  On a very long vector the
+first passes see a sample only, whose τ is where the exact search begins.
 """
 
 import math
@@ -14,9 +15,11 @@ from numba.extending import register_jitable
 from .. import _math as m
 from . import block
 from .arrays import pick
-from .device import cuda, function, kernel
+from .device import SIMULATED, cuda, function, kernel
 
 ROOM = 3  # numbers that a thread needs in shared memory
+# With so many entries for each thread of a grid, begin with a sample: one of SKIP.
+SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (256, 64)
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
 L2, TOLD = 12, 13  # told: a State's twelve numbers, and the norm wanted (Hoyer)
@@ -69,7 +72,7 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         if nonnegative and m.equality_holds(kind, p, told[L2], tol, s, q):
             conclude(told, m.FEASIBLE, 0.0, s, q)
             return
-    first = st.passes == 0
+    first = st.passes == 0 and st.anchor == 0.0  # elsewhere a sample has led to τ
     cone = kind == m.CAI or kind == m.HOYER
     guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
     # Squares of float32 are float32.
@@ -89,6 +92,17 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         anchor = float64(np.float32(tau))
         st = with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
     remember(told, st)
+
+
+@register_jitable
+def leave_sample(told, kind, narrow):
+    """Begin anew with all entries, at the τ of the sample if it gave one."""
+    st = recall(told)
+    start = m.start(kind)
+    if st.status == m.SOFT:
+        tau = st.anchor + st.offset
+        start = with_tau(start, float64(np.float32(tau)) if narrow else tau, 0.0, -1.0, False)
+    remember(told, start)
 
 
 @register_jitable
@@ -240,14 +254,26 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
         cuda.syncthreads()
         if extreme:
             break
+        skip, weight = 1, 1.0
+        if grid is not None and n >= SAMPLE_FROM * stride and (kind == m.L1 or kind == m.CAI):
+            skip = SKIP
+            lap = skip * stride  # of which the first `stride` entries are looked at
+            weight = n / (n // lap * stride + min(n % lap, stride))
         while told[0] == m.GO:
             exact = told[7] != 0.0 or not narrow
-            nu, s, q = sums(z, first, stride, f, g, absolute, told[1], told[2], exact)
+            nu, s, q = sums(z, first, skip * stride, f, g, absolute, told[1], told[2], exact)
             nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
             turn = 1 - turn
             if t == 0:
+                nu, s, q = weight * nu, weight * s, weight * q
                 step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q)
             cuda.syncthreads()
+            if skip > 1 and told[0] != m.GO:
+                skip, weight = 1, 1.0
+                cuda.syncthreads()
+                if t == 0:
+                    leave_sample(told, kind, narrow)
+                cuda.syncthreads()
         status = int(told[0])
         if attempt == 2 or not (status == m.RESCALE or status == m.NONFINITE):
             break

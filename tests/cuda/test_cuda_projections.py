@@ -7,6 +7,7 @@ from distributions import DISTRIBUTIONS, FLOAT32, float32, make
 from numpy.exceptions import AxisError
 
 import conehoyer as ch
+from conehoyer._cuda.device import SIMULATED
 from conehoyer._cuda.projections import _LONG_FROM
 
 LONG = _LONG_FROM + 44  # entries of a vector that all blocks of a grid work on
@@ -252,3 +253,18 @@ def test_the_same_bits(to_gpu, to_host):
     first = to_host(ch.project_cai(y, 20.0))
     for _ in range(3):
         np.testing.assert_array_equal(to_host(ch.project_cai(y, 20.0)), first)
+
+
+@pytest.mark.parametrize("project", [ch.project_cai, ch.project_l1_ball])
+def test_a_sample_that_misleads(project, to_gpu, to_host):
+    """One vector is long enough to begin with a sample, of entries that tell nothing of it."""
+    n = LONG if SIMULATED else 1 << 25
+    for outside in (0.0, 1e-3, 1e3):
+        y = np.full(n, outside)
+        y[: n // 3] = make("gaussian", n // 3)
+        y[-5:] = 7.0
+        parameter = 0.3 * float(oracle.hoyer_score(y)) if project is ch.project_cai else 4.0
+        x, info = project(to_gpu(y), parameter, full_output=True)
+        expected = getattr(oracle, project.__name__)(y, parameter)
+        assert error(to_host(x), expected) <= 1e-12
+        assert to_host(info.converged)
