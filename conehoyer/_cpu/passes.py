@@ -440,39 +440,34 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
 
 @helper
 def write_tied(z, absolute, top, k, b, factor, out):
-    """The first k entries that equal `top` become factor·(1, …, 1, b), the rest zero."""
-    top, factor, zero = z.dtype.type(top), z.dtype.type(factor), z.dtype.type(0)
-    seen, last = 0, 0
-    for begin in range(0, z.size, BLOCK):
-        part, target = z[begin : begin + BLOCK], out[begin : begin + BLOCK]
-        room = factor if seen < k else zero
-        count = 0
-        for i in range(part.size):
-            count += (abs(part[i]) if absolute else part[i]) == top
-        if seen < k <= seen + count:  # the k-th lies here: where?
-            for i in range(part.size):
-                seen += (abs(part[i]) if absolute else part[i]) == top
-                if seen == k:
-                    last = i
-                    break
-            write_top(part[: last + 1], absolute, top, factor, target[: last + 1])
-            target[last] = math.copysign(target[last] * z.dtype.type(b), target[last])
-            target[last + 1 :] = zero
-        else:
-            write_top(part, absolute, top, room, target)
-            seen += count
+    """The first k entries that equal `top`, the largest, become factor·(1, …, 1, b), others zero.
 
-
-@helper
-def write_top(z, absolute, top, factor, out):
-    """`factor`, with the sign of z where `absolute`, where a equals `top`; else 0."""
-    zero = z.dtype.type(0)
-    for i in range(z.size):
-        value = z[i]
-        if absolute:
-            out[i] = math.copysign(factor, value) if abs(value) == top else zero
+    With the signs of z where `absolute`.  `out` may be `z`.
+    """
+    real = z.dtype.type
+    last, seen = real(factor * b), 0
+    factor, top = real(factor), real(top)
+    ones, tops, zero = simd.splat(factor), simd.splat(top), simd.splat(real(0.0))
+    width = simd.lanes(z)
+    for i in range(0, z.size, width):
+        valid = simd.first_lanes(zero, z.size - i)
+        v = simd.load_part(z, i, valid)
+        hit = simd.both(simd.not_less(simd.magnitude(v) if absolute else v, tops), valid)
+        found = simd.count(hit)
+        if seen < k <= seen + found:  # the k-th is one of these
+            for j in range(i, min(i + width, z.size)):
+                value, result = z[j], real(0.0)
+                if (abs(value) if absolute else value) == top:
+                    seen += 1
+                    if seen <= k:
+                        result = last if seen == k else factor
+                        result = math.copysign(result, value) if absolute else result
+                out[j] = result
         else:
-            out[i] = factor if value == top else zero
+            seen += found
+            value = simd.copy_sign(ones, v) if absolute else ones
+            value = simd.where(hit, value, zero) if seen < k else zero
+            simd.store_part(value, valid, out, i)
 
 
 @helper
