@@ -285,7 +285,8 @@ class _Bilevel:
                 self._shrink(z, u / unit, norms / unit, out, workers)
             else:
                 if not clip:
-                    run_split(partial(kernels.to_factors, norms, u), len(u), workers)
+                    helpers = workers if len(u) >= _groups.PARALLEL_FROM else 1
+                    run_split(partial(kernels.to_factors, norms, u), len(u), helpers)
                 run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
         if unit != 1.0:
             radii /= unit
