@@ -171,7 +171,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     if out.dtype == s.work and out.dtype.isnative:
         moved = out if s.axis is None or out.ndim == 1 else np.moveaxis(out, s.axis, -1)
         if moved.flags.c_contiguous:
-            view = moved.reshape(x_rows.shape)
+            view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
     if view is None:
         if np.may_share_memory(x_rows, out) and not np.shares_memory(x_rows, s.array):
             x_rows = x_rows.copy()

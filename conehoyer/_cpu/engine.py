@@ -162,12 +162,18 @@ def _take_sample(z, absolute, sample):
 
 
 @helper
-def _estimate(kind, p, sample, weight, known):
-    """Solve with sums estimated from a sample: `known`, and the sample up to its theta."""
+def _estimate(kind, p, sample, weight, known, room):
+    """Solve with sums estimated from a sample: `known`, and the sample up to its theta.
+
+    `room` is as long as the sample.
+    """
     st = m.start(kind)
     theta = known.theta
+    seen, least = sample, -math.inf  # the entries above `least`
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
-        nu, s, q = passes.sums(sample, False, st.anchor, st.offset)
+        if not st.anchor + st.offset >= least:
+            seen, least = sample, -math.inf
+        nu, s, q = passes.sums(seen, False, st.anchor, st.offset)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
             nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
@@ -177,7 +183,13 @@ def _estimate(kind, p, sample, weight, known):
             s += s2 - weight * s1
             q = max(q + known.q - shift * (known.s + s2) - weight * q1, 0.0)
         st = m.advance(kind, p, 0.0, st, nu, s, q)
-        if st.passes == 1 and st.status == m.GO and theta == math.inf:
+        if st.passes == 1 and st.status == m.GO and theta == math.inf and not st.pinned:
+            edge = sample.dtype.type(st.anchor + st.offset)
+            if edge > 0:  # a Newton step: τ* lies above it
+                _, _, _, stored = passes.band(
+                    sample, False, edge, edge, sample.dtype.type(math.inf), room
+                )
+                seen, least = room[:stored], np.float64(edge)
             st = _guessed(kind, p, st, nu, s, q)
     return st
 
@@ -256,10 +268,10 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
-    sample = buffer[: count * RUN]
+    sample, room = buffer[: count * RUN], buffer[count * RUN : 2 * count * RUN]
     _take_sample(z, absolute, sample)
     weight = z.size / sample.size
-    guess = _estimate(kind, p, sample, weight, known)
+    guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
     if guess.status == m.TIED and not few and known.theta == math.inf:
         near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, False)
