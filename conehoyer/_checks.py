@@ -227,10 +227,10 @@ def parameter(value, name, s, low, high=math.inf, what=""):
         return arrays.per_slice(value, name, s, low, high, what)
     if isinstance(value, float) or type(value) is int:  # np.float64 is a float as well
         return _number(value, name, low, high, what)
-    return shortest(per_slice(value, name, s, low, high, what))
+    return number_if_one(per_slice(value, name, s, low, high, what))
 
 
-def shortest(values):
+def number_if_one(values):
     """A float if the vector has one entry."""
     return float(values[0]) if values.size == 1 else values
 

@@ -13,6 +13,7 @@ from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
+from ._cpu.arrays import WANTED
 from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
@@ -264,7 +265,7 @@ class _Bilevel:
         if z.size < _groups.PARALLEL_FROM:
             workers = 1
         norms, unit = _groups.norms(z, parts, self.inner, workers)
-        info[2] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
+        info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
         engine.project_rows(
             self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0, 1
@@ -285,8 +286,8 @@ class _Bilevel:
                 self._shrink(z, u / unit, norms / unit, out, workers)
             else:
                 if not clip:
-                    helpers = workers if len(u) >= _groups.PARALLEL_FROM else 1
-                    run_split(partial(kernels.to_factors, norms, u), len(u), helpers)
+                    threads = workers if len(u) >= _groups.PARALLEL_FROM else 1
+                    run_split(partial(kernels.to_factors, norms, u), len(u), threads)
                 run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
         if unit != 1.0:
             radii /= unit

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from . import _checks
 from . import _math as m
 from ._cpu import engine, passes
+from ._cpu.arrays import LOG, WANTED
 from ._dispatch import on_device, takes_tensors
 from .scores import hoyer_score
 
@@ -92,13 +93,13 @@ def level_of_norms(z, k, tol):
         edge = float(np.partition(a, n - k - 1)[n - k - 1])
         gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
         level = float(hoyer_score(gaps))
-    out, table = np.empty((1, n), z.dtype), np.zeros((1, engine.LOG))
+    out, table = np.empty((1, n), z.dtype), np.zeros((1, LOG))
     margin = 0.0
     while True:
         # Rounding, or the slack of "already feasible", may let the entry at the edge in:
         # ask the projection itself.
         trial = m.lowered(level, margin)
-        table[0, 2] = trial
+        table[0, WANTED] = trial
         engine.project_rows(m.CAI, True, tol, True, z[None], out, True, table, 0, 1)
         if trial == 1.0 or np.count_nonzero(out) <= k:
             return trial

@@ -7,6 +7,7 @@ import numpy as np
 from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
+from ._cpu.arrays import LOG, NORM, STATUS, WANTED
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
@@ -300,8 +301,8 @@ def _hoyer_parameters(s, sparseness, l1, l2):
         )
     if l1 is None:
         values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
-        levels = _checks.shortest(level_of_ratio(hoyer_ratio(values, n), n))
-        return levels, -1.0 if norms is None else _checks.shortest(norms)
+        levels = _checks.number_if_one(level_of_ratio(hoyer_ratio(values, n), n))
+        return levels, -1.0 if norms is None else _checks.number_if_one(norms)
     if norms is None:
         raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
     sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
@@ -315,7 +316,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             f"no vector of length {n} has these norms: l2 <= l1 <= sqrt({n})*l2 is needed, "
             f"got l1={sums[i]}, l2={norms[i]}"
         )
-    return _checks.shortest(level_of_ratio(ratios, n)), _checks.shortest(norms)
+    return _checks.number_if_one(level_of_ratio(ratios, n)), _checks.number_if_one(norms)
 
 
 @takes_tensors
@@ -559,13 +560,13 @@ def _project(
         if not passes.all_finite(z.reshape(-1)):
             raise _checks.not_finite()  # before any row is overwritten
     logged = m.MAX_PASSES if full_output and count == 1 else 0
-    table = np.zeros((count, engine.LOG + logged))
+    table = np.zeros((count, LOG + logged))
     if logged:
-        table[0, engine.LOG :] = -1.0
+        table[0, LOG:] = -1.0
     rows = slice(None) if count > 1 else 0  # one entry is filled in less time
-    table[rows, 2] = levels
+    table[rows, WANTED] = levels
     if norms is not None:
-        table[rows, 1] = norms
+        table[rows, NORM] = norms
     if z.size < _PARALLEL_FROM:
         workers = 1
     tol, whole = s.slack, not goal.in_place
@@ -583,8 +584,8 @@ def _project(
 
         project_rows = run or by_engine
         run_split(lambda i, j: project_rows(z, goal.rows, table, i, j), count, workers)
-    if table[0, 0] >= m.NONFINITE or (count > 1 and table[:, 0].max() >= m.NONFINITE):
-        _complain(table[:, 0], check_finite)
+    if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
+        _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
     return (result, _info(s, result, table)) if full_output else result
 
@@ -592,7 +593,7 @@ def _project(
 def _project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
-    norm, level, log = table[r, 1], table[r, 2], table[r, engine.LOG :]
+    norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]
     buffer = target if whole else np.empty_like(z)
     part = np.empty((engine.chunks_of(z.size), 5))
     held = np.empty(engine.room_for_heads(z.size), z.dtype)
@@ -626,13 +627,13 @@ def _info(s, result, table):
     """The report of the kernels, in the slices' shape."""
     nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
-        status, threshold, level, count = table[0, : engine.LOG]
-        log = table[0, engine.LOG :]
+        status, threshold, level, count = table[0, :LOG]
+        log = table[0, LOG:]
         support = log[log >= 0.0].astype(np.int64)
         return ProjectionInfo(
             float(threshold), float(level), int(nnz), int(count), bool(status != m.CAPPED), support
         )
-    status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(4))
+    status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(LOG))
     return ProjectionInfo(
         threshold.copy(), level.copy(), nnz, count.astype(np.int64), status != m.CAPPED
     )

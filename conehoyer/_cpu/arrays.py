@@ -3,6 +3,11 @@
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+# A table has a row for each slice, which brings the l2 norm and the level or radius wanted into a
+# kernel, and takes out what came of it; where it has room, how large the support was at each pass.
+STATUS, THRESHOLD, REACHED, PASSES, LOG = range(5)
+NORM, WANTED = THRESHOLD, REACHED  # on the way in
+
 
 @intrinsic
 def uncounted(typingctx, array):

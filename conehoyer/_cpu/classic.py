@@ -10,6 +10,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import passes
+from .arrays import NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED
 
 
 @helper
@@ -84,29 +85,35 @@ def _values(z, absolute, a):
         a[i] = abs(z[i]) if absolute else z[i]
 
 
+@helper
+def _report(row, status, threshold, reached, rounds):
+    """Fill in a row of the table."""
+    row[STATUS], row[THRESHOLD], row[REACHED], row[PASSES] = status, threshold, reached, rounds
+
+
 @kernel
 def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, last):
     """Project rows onto the l1 ball or the simplex; `ordered` holds a, sorted, or scratch."""
     heap = np.empty(x.shape[1], x.dtype)
     real = x.dtype.type
     for r in range(first, last):
-        z, a, radius = x[r], ordered[r], table[r, 2]
+        z, a, radius = x[r], ordered[r], table[r, WANTED]
         if not passes.all_finite(z):
-            table[r, 0] = m.NONFINITE
+            table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
         _, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
         feasible = s <= radius * (1.0 + tol)
         if kind == m.SIMPLEX:
             feasible = m.equality_holds(kind, radius, 0.0, tol, s, 0.0) and passes.nonnegative(z)
-        table[r, 3] = 1
+        table[r, PASSES] = 1
         if feasible:
-            table[r, 0], table[r, 1], table[r, 2] = m.FEASIBLE, 0.0, s
+            table[r, STATUS], table[r, THRESHOLD], table[r, REACHED] = m.FEASIBLE, 0.0, s
             passes.write_copy(z, absolute, out[r])
             continue
-        table[r, 0], table[r, 2] = m.SOFT, radius
+        table[r, STATUS], table[r, REACHED] = m.SOFT, radius
         if radius == 0.0:
-            table[r, 1] = passes.largest(z, absolute)
+            table[r, THRESHOLD] = passes.largest(z, absolute)
             out[r, :] = 0.0
             continue
         if by_sorting:
@@ -116,7 +123,7 @@ def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, la
             anchor, offset, _ = condat_threshold(a, a.size, radius, heap)
         if radius < passes.TINY * abs(anchor):
             anchor, offset, _, _ = passes.near_top(z, absolute, radius)
-        table[r, 1] = anchor + offset
+        table[r, THRESHOLD] = anchor + offset
         near = real(anchor)
         rest = (anchor - np.float64(near)) + offset
         passes.write_soft(z, absolute, near, real(rest), real(0.0), real(1.0), out[r])
@@ -170,9 +177,9 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
     """Algorithm 1 of the CAI paper: interpolate towards the axis, clip, repeat."""
     a = np.empty(x.shape[1])
     for r in range(first, last):
-        z, level = x[r], table[r, 2]
+        z, level = x[r], table[r, WANTED]
         if not passes.all_finite(z):
-            table[r, 0] = m.NONFINITE
+            table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
         exponent = _unit_values(z, absolute, a)
@@ -211,7 +218,7 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
                 product += a[i] * (abs(value) if absolute else value)
                 norm2 += a[i] * a[i]
             _finish(z, absolute, a, product / norm2, exponent, out[r])
-        table[r, 0], table[r, 1], table[r, 2], table[r, 3] = status, threshold, score, rounds
+        _report(table[r], status, threshold, score, rounds)
 
 
 @kernel
@@ -225,9 +232,9 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
     n = x.shape[1]
     a, packed, heap = np.empty(n), np.empty(n), np.empty(n)
     for r in range(first, last):
-        z, level, l2 = x[r], table[r, 2], table[r, 1]
+        z, level, l2 = x[r], table[r, WANTED], table[r, NORM]
         if not passes.all_finite(z):
-            table[r, 0] = m.NONFINITE
+            table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
         exponent = _unit_values(z, absolute, a)
@@ -238,7 +245,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
         unit_l2 = math.ldexp(l2, -exponent)
         if m.equality_holds(m.HOYER, level, unit_l2, tol, s, q) and passes.nonnegative(a):
             passes.write_copy(z, absolute, out[r])
-            table[r, 0], table[r, 1], table[r, 2], table[r, 3] = m.FEASIBLE, 0.0, level, 1
+            _report(table[r], m.FEASIBLE, 0.0, level, 1)
             continue
         count = n
         for i in range(n):
@@ -300,4 +307,4 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             _finish(z, absolute, a, 1.0 / math.sqrt(norm2), 0, out[r])
             for i in range(n):
                 out[r, i] *= l2
-        table[r, 0], table[r, 1], table[r, 2], table[r, 3] = status, threshold, level, rounds
+        _report(table[r], status, threshold, level, rounds)

@@ -25,10 +25,9 @@ import numpy as np
 from .. import _math as m
 from .._jit import entry, helper, kernel
 from . import passes
-from .arrays import keep, uncounted
+from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep, uncounted
 
 CHUNK = 16384
-LOG = 4  # columns of a table before the log
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
@@ -190,19 +189,24 @@ def _estimate(kind, p, sample, weight, known, room):
                     sample, False, edge, edge, sample.dtype.type(math.inf), room
                 )
                 seen, least = room[:stored], np.float64(edge)
-            st = _guessed(kind, p, st, nu, s, q)
+            guess = _guess(kind, p, st, nu, s, q)
+            if guess > -math.inf:
+                st = _move(st, guess, 0.0, False)
     return st
 
 
 @helper
-def _guessed(kind, p, st, nu, s, q):
-    """From the sums at τ = 0, a state further than Newton's, where the tail's shape tells one."""
-    if st.pinned or not (kind == m.L1 or kind == m.CAI):
-        return st
-    if not (1e-200 < q < 1e200 and p > 1e-100 * s):
-        return st
+def _guess(kind, p, st, nu, s, q):
+    """From the sums at τ = 0, a τ further than Newton's, by the shape of the tail.
+
+    −inf if there is none, NaN where the sums over- or underflow.
+    """
+    if not (kind == m.L1 or kind == m.CAI):
+        return -math.inf
+    if not 1e-200 < q < 1e200 and p > 1e-100 * s:
+        return math.nan
     guess = m.tail_guess(kind, p, nu, s, q)
-    return _move(st, guess, 0.0, False) if st.anchor + st.offset < guess < math.inf else st
+    return guess if st.anchor + st.offset < guess < math.inf and not st.pinned else -math.inf
 
 
 @helper
@@ -479,7 +483,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             )
             candidates = buffer[:stored]
         elif two_sided and not narrowed and not edge and 512 < stored <= buffer.size // 2:
-            # Newton's error is of second order: the next τ is close.
+            # Newton's error is of second order: the next τ is close.  There is room behind them.
             narrowed = True
             real = buffer.dtype.type
             reach = 0.25 * abs(tau - before) + 1e-3 * (hi - lo)
@@ -544,11 +548,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         if st.passes <= log.size:
             log[st.passes - 1] = nu
         short = GUESS_FROM <= z.size < SAMPLE_FROM
-        if short and st.status == m.GO and st.passes == 1 and (kind == m.L1 or kind == m.CAI):
-            if not 1e-200 < q < 1e200 and p > 1e-100 * s:
+        if short and st.status == m.GO and st.passes == 1:
+            newton, guess = st.anchor + st.offset, _guess(kind, p, st, nu, s, q)
+            if math.isnan(guess):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-            newton, guess = st.anchor + st.offset, m.tail_guess(kind, p, nu, s, q)
-            if newton < guess < math.inf and not st.pinned:
+            if guess > -math.inf:
                 # Kept: what lies above a point well left of the guess.
                 lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
                 st = _move(st, guess, 0.0, False)
@@ -648,15 +652,15 @@ def _prepare(kind, absolute, p, l2, z, buffer):
 def _report(job, kind, p, row):
     """Status, threshold, value of the constraint reached, passes."""
     st = job.state
-    row[0] = st.status
-    row[1] = st.anchor + st.offset
+    row[STATUS] = st.status
+    row[THRESHOLD] = st.anchor + st.offset
     if st.status == m.TIED or st.status == m.FLAT:
-        row[2] = p
+        row[REACHED] = p
     elif kind <= m.SIMPLEX:
-        row[2] = st.s
+        row[REACHED] = st.s
     else:
-        row[2] = st.s * st.s / st.q if st.q > 0.0 else 0.0
-    row[3] = st.passes
+        row[REACHED] = st.s * st.s / st.q if st.q > 0.0 else 0.0
+    row[PASSES] = st.passes
 
 
 @helper
@@ -689,18 +693,17 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
         _write(job, kind, absolute, p, scaled, scaled, 0, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
-    row[1] = math.ldexp(row[1], -shift)
+    row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
     if kind <= m.SIMPLEX:
-        row[2] = math.ldexp(row[2], -shift)
+        row[REACHED] = math.ldexp(row[REACHED], -shift)
 
 
 @kernel
 def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last):
     """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
 
-    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.  A row of `table`
-    brings in the l2 norm as [1] and the level or radius as [2], and takes out the status, the
-    threshold, the level or radius reached, the passes, and the log as far as it has room.
+    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.  For the columns of
+    `table` see `arrays`.
     """
     n = x.shape[1]
     own_part = np.empty((chunks_of(n), 5))
@@ -714,7 +717,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]
         buffer = target if whole else spare
-        source, shift, back, p, l2 = z, 0, 0, report[2], report[1]
+        source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
         attempt = 0
         while True:
             job = _prepare(kind, absolute, p, l2, source, buffer)

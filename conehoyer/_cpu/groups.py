@@ -15,6 +15,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
+from .arrays import LOG, WANTED
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
@@ -445,13 +446,13 @@ def in_range(top, x):
 @kernel
 def shrink(values, starts, radii, norms, tol, first, last):
     """Project the groups first..last−1, which lie one after the other, onto l1 balls."""
-    table = np.empty((1, engine.LOG))
+    table = np.empty((1, LOG))
     for g in range(first, last):
         part = values[starts[g] : starts[g + 1]]
         if radii[g] == 0.0:
             part[:] = 0.0
         elif radii[g] < norms[g]:
-            table[0, 2] = radii[g]
+            table[0, WANTED] = radii[g]
             row = part.reshape(1, part.size)
             engine.project_rows(m.L1, True, tol, False, row, row, False, table, 0, 1)
 
