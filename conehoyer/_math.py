@@ -94,6 +94,23 @@ def newton_offset(kind, p, nu, s, q):
 
 
 @register_jitable
+def curved_offset(kind, p, nu, s, q, offset, newton, density):
+    """`newton_offset` with a support that loses `density` entries a unit beyond `offset`.
+
+    A step of third order where the density holds; `newton` is the plain one, and is returned
+    where half of the support would come or go.
+    """
+    h = newton - offset
+    gone, middle = density * h, offset + 0.5 * h
+    left = nu - gone
+    if not abs(gone) < 0.5 * nu or not left > (p if kind >= CAI else 0.0):
+        return newton
+    s -= gone * middle
+    q -= gone * (middle * middle + h * h / 12.0)
+    return newton_offset(kind, p, left, s, q)
+
+
+@register_jitable
 def tail_guess(kind, p, nu, s, q):
     """Where τ lies if the entries above 0 follow a generalised Pareto distribution.
 
@@ -161,6 +178,18 @@ def drowned(level, nu, mean, var):
     if var <= 1e-8 * square:
         return True
     return var <= 0.05 * square and (nu <= level or 16.0 * level * var < (nu - level) * square)
+
+
+@register_jitable
+def delicate(level, nu):
+    """Whether rounding may put an entry on the wrong side of τ, and then τ far from its place.
+
+    The Newton step loses digits where ν is little more than l; and where l entries are alike,
+    the score is l over the whole gap below them.
+    """
+    return 0.0 < nu - level <= 0.05 * level or (
+        0.0 < nu - level < 1.5 and abs(level - math.floor(level + 0.5)) <= 1e-9 * level
+    )
 
 
 @register_jitable
@@ -257,6 +286,18 @@ def advance(kind, p, tol, st, nu, s, q):
             step = max(step, offset)
         if not signed:
             step = max(step, -anchor)
+        if solved and cone and not everything and delicate(p, nu):
+            gap = s / nu - step
+            if not st.pinned:  # sums relative to the mean give all digits of the spread
+                closer = anchor + (gap + step)
+                if closer != anchor:
+                    return State(
+                        GO, closer, step - (closer - anchor), lo, hi, nu, st.overshoots,
+                        True, at_zero, passes, 0.0, 0.0,
+                    )  # fmt: skip
+            elif st.overshoots == 0:  # without the entries that lie on τ but for rounding
+                beyond = step + 2.0**-50 * gap
+                return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
         if solved:
             sd, qd = sums_at(nu, s, q, step)
             if not signed and not at_zero:

@@ -38,7 +38,7 @@ MOST_RUNS = 4096
 MOST_SAMPLES = 3
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
-SUMS, BAND, WRITE = 0, 1, 2  # actions
+SUMS, BAND, WRITE, START = 0, 1, 2, 3  # actions
 ALL, HEADS, TAILS = 0, 1, 2  # sections of the chunks
 
 
@@ -83,11 +83,10 @@ def _band_job(st, lo, hi, rare, l2, samples, section):
 
 
 @helper
-def _plain_job(st, z, l2, samples):
-    """The sums at τ; for long float32 data at τ = 0 by an empty band, which is faster."""
-    if z.itemsize == 4 and z.size >= SAMPLE_FROM and st.anchor == 0.0 and st.offset == 0.0:
-        return _band_job(st, 0.0, 0.0, True, l2, samples, ALL)
-    return _sums_job(st, l2, samples)
+def _plain_job(st, l2, samples):
+    """The sums at τ: at τ = 0 in the data's precision, which `_proceed` checks."""
+    action = START if st.anchor == 0.0 and st.offset == 0.0 else SUMS
+    return Job(action, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
 
 
 @helper
@@ -268,7 +267,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
     samples = job.samples + 1
-    plain = _plain_job(st, z, job.l2, samples)
+    plain = _plain_job(st, job.l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
@@ -309,7 +308,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
 @helper
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice."""
-    job = _sums_job(m.start(kind), l2, 0)
+    job = _plain_job(m.start(kind), l2, 0)
     if z.size >= SAMPLE_FROM and kind != m.HOYER:
         return _sampled(job, kind, absolute, p, z, buffer, NOTHING)
     return job
@@ -335,6 +334,9 @@ def _run_pass(job, absolute, z, buffer, part, marks, first, last):
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
+            stored = 0
+        elif job.action == START:
+            nu, s, q = passes.totals(chunk, absolute)
             stored = 0
         elif few:
             nu, s, q, stored = passes.band_rare(
@@ -454,50 +456,88 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     """
     st = job.state
     two_sided = job.hi < math.inf
-    lo, hi = job.lo, job.hi
+    lo, hi, kept = job.lo, job.hi, job.lo  # the candidates lie above `kept`
     candidates = buffer[:stored]
-    nu0, s0, q0 = above.nu, above.s, above.q
-    edge, narrowed = lo == hi, False
+    edge, settled, curved = lo == hi, False, 0
+    nu, s, q = 0.0, 0.0, 0.0
+    last, last_nu = lo, above.nu + stored  # where the support was counted before
     while True:
-        nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
-        nu, s, q = nu + nu0, s + s0, q + q0
+        if not settled:
+            nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
+            nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
-        before = st.anchor + st.offset
+        before = st
         st = m.advance(kind, p, tol, st, nu, s, q)
         if st.passes <= log.size:
             log[st.passes - 1] = nu
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
         tau = st.anchor + st.offset
-        if not (lo <= tau <= hi):
+        newton = st.nu == nu and not settled
+        newton = newton and st.pinned == before.pinned and st.overshoots == before.overshoots
+        settled = False
+        step = (st.anchor - before.anchor) + st.offset
+        if lo < kept and tau < kept:  # a Newton step from the right: τ* is not below `kept`
+            st = _move(st, kept, 0.0, False)
+        elif not (lo <= tau <= hi):
             if edge or not two_sided:
                 return st, seen
             edge = True
             bound = lo if tau < lo else hi
             st = _move(st, job.state.anchor, bound - job.state.anchor, True)
-        elif not two_sided and candidates.size > 256 and nu < 0.6 * candidates.size:
-            keep = buffer.dtype.type(tau - abs(tau) * 1e-6)
-            most = buffer.dtype.type(math.inf)
-            _, _, _, stored = passes.band(
-                candidates, False, buffer.dtype.type(0.0), keep, most, candidates
-            )
-            candidates = buffer[:stored]
-        elif two_sided and not narrowed and not edge and 512 < stored <= buffer.size // 2:
-            # Newton's error is of second order: the next τ is close.  There is room behind them.
-            narrowed = True
-            real = buffer.dtype.type
-            reach = 0.25 * abs(tau - before) + 1e-3 * (hi - lo)
-            low, high = real(max(tau - 0.1 * reach, lo)), real(min(tau + reach, hi))
-            inner = buffer[stored:]
-            nu, s, q, kept = passes.band(candidates, False, real(st.anchor), low, high, inner)
-            nu, s, q = nu + nu0, s + s0, q + q0
-            sd, qd = m.sums_at(nu, s, q, np.float64(high) - st.anchor)
-            right = sd < p if kind <= m.SIMPLEX else m.level_excess(p, sd, qd) < 0.0
-            if right and low < tau:
-                candidates = inner[:kept]
-                nu0, s0, q0 = nu, s, q
-                lo, hi = np.float64(low), np.float64(high)
+        elif (
+            newton
+            and _keeps_digits(kind, p, nu, s, step)
+            and not _any_between(candidates, seen.theta, tau)
+        ):
+            settled = True  # the same support: no pass needs to tell
+            st = m.State(
+                m.GO, before.anchor, before.offset, before.lo, before.hi, nu, before.overshoots,
+                before.pinned, before.at_zero, before.passes, 0.0, 0.0,
+            )  # fmt: skip
+        elif newton and curved < 2 and nu > 32.0 and last < seen.theta:
+            curved += 1
+            # Exact for an exponential tail, but for the logarithm's third order.
+            density = 2.0 * nu / (nu + last_nu) * (last_nu - nu) / (seen.theta - last)
+            last, last_nu = seen.theta, nu
+            beyond = m.curved_offset(kind, p, nu, s, q, before.offset, step, density)
+            if beyond != step and kept < before.anchor + beyond < hi:
+                if not st.pinned:
+                    st = _move(st, before.anchor + beyond, 0.0, False)
+                else:
+                    st = _move(st, before.anchor, beyond, True)
+        if not two_sided and newton and candidates.size > 256 and nu < 0.6 * candidates.size:
+            bound = buffer.dtype.type(tau - abs(tau) * 1e-6)
+            if bound > kept:
+                zero, most = buffer.dtype.type(0.0), buffer.dtype.type(math.inf)
+                _, _, _, stored = passes.band(candidates, False, zero, bound, most, candidates)
+                candidates = buffer[:stored]
+                kept = np.float64(bound)
     return st, seen
+
+
+@helper
+def _keeps_digits(kind, p, nu, s, step):
+    """Whether a closer anchor would add nothing to the digits of τ, `step` from this one."""
+    return abs(step) <= s / nu - step and (kind <= m.SIMPLEX or nu > 1.05 * p)
+
+
+@helper
+def _any_between(candidates, theta, tau):
+    """Whether an entry lies between two values of τ, or is too near to one to tell."""
+    real = candidates.dtype.type
+    low, high = min(theta, tau), max(theta, tau)
+    slack = 4.0 * np.finfo(candidates.dtype).eps
+    low, high = low - slack * abs(low), high + slack * abs(high)
+    return passes.any_between(candidates, real(low), real(high))
+
+
+@helper
+def _rough_start(kind, p, nu, s, q):
+    """Whether float32 sums at τ = 0 won't do: feasible or not, a small spread, extreme squares."""
+    if not 1e-9 < math.sqrt(q) < 1e15:
+        return True
+    return abs(m.closeness(kind, p, s, q)) < 1e-4 or s * s > 0.99 * nu * q
 
 
 @helper
@@ -533,11 +573,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not 1e-9 < abs(st.anchor) + math.sqrt(q) < 1e15:
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-            if job.hi == 0.0 and abs(m.closeness(kind, p, s, q)) < 1e-4:
-                return _sums_job(st, l2, job.samples)  # too close to tell if feasible
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
+        if job.action == START and z.itemsize == 4 and _rough_start(kind, p, nu, s, q):
+            return _sums_job(st, l2, job.samples)
         known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         if st.offset == -math.inf and st.anchor == 0.0:
             if l2 < 0.0:
@@ -565,7 +605,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             anchor, offset, nu, s = passes.near_top(z, absolute, p)
             st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
         return _write_job(st, l2)
-    if job.action == BAND and st.pinned:
+    if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
         elif kind >= m.CAI and _anchor_too_far(p, known):
@@ -574,7 +614,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
     if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and kind != m.HOYER:
-        return _plain_job(st, z, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
+        return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
@@ -585,7 +625,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, l2, job.samples, ALL)
-    return _plain_job(st, z, l2, job.samples)
+    return _plain_job(st, l2, job.samples)
 
 
 @helper

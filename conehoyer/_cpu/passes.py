@@ -63,6 +63,43 @@ def largest(z, absolute):
     return top
 
 
+@helper(forceinline=True)
+def _positive(z, absolute):
+    """One register of a, without what is negative; NaN stays where `absolute`."""
+    if absolute:
+        return simd.magnitude(z)
+    zero = simd.sub(z, z)
+    return simd.where(simd.above(z, zero), z, zero)
+
+
+@helper
+def totals(z, absolute):
+    """Count, Σa and Σa² over the positive a, added up in blocks in the data's own precision."""
+    zero, one = simd.splat(z.dtype.type(0.0)), simd.splat(z.dtype.type(1.0))
+    width = simd.lanes(z)
+    pairs = z.size // (2 * width) * (2 * width)
+    nu, s, q = 0.0, 0.0, 0.0
+    for begin in range(0, pairs, 64 * width):
+        counts0, counts1, firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero, zero, zero
+        for i in range(begin, min(begin + 64 * width, pairs), 2 * width):
+            a0 = _positive(simd.load(z, i), absolute)
+            a1 = _positive(simd.load(z, i + width), absolute)
+            counts0 = simd.where(simd.above(a0, zero), simd.add(counts0, one), counts0)
+            counts1 = simd.where(simd.above(a1, zero), simd.add(counts1, one), counts1)
+            firsts0, firsts1 = simd.add(firsts0, a0), simd.add(firsts1, a1)
+            seconds0 = simd.multiply_add(a0, a0, seconds0)
+            seconds1 = simd.multiply_add(a1, a1, seconds1)
+        nu += simd.total(simd.add(counts0, counts1))
+        s += simd.total(simd.add(firsts0, firsts1))
+        q += simd.total(simd.add(seconds0, seconds1))
+    counts, firsts, seconds = zero, zero, zero
+    for i in range(pairs, z.size, width):
+        a = _positive(simd.load_part(z, i, simd.first_lanes(zero, z.size - i)), absolute)
+        counts = simd.where(simd.above(a, zero), simd.add(counts, one), counts)
+        firsts, seconds = simd.add(firsts, a), simd.multiply_add(a, a, seconds)
+    return nu + simd.total(counts), s + simd.total(firsts), q + simd.total(seconds)
+
+
 @kernel
 def sums(z, absolute, anchor, offset):
     """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset.
@@ -99,6 +136,26 @@ def sums(z, absolute, anchor, offset):
         s += simd.total(firsts)
         q += simd.total(seconds)
     return nu, s, q
+
+
+@helper
+def any_between(z, lo, hi):
+    """Whether an entry lies in [lo, hi], or is NaN."""
+    low, high = simd.splat(lo), simd.splat(hi)
+    width = simd.lanes(z)
+    whole = z.size // width * width
+    for begin in range(0, whole, 8 * width):
+        found = simd.above(low, low)
+        for i in range(begin, min(begin + 8 * width, whole), width):
+            a = simd.load(z, i)
+            inside = simd.differ(simd.not_less(a, low), simd.above(a, high))
+            found = simd.either(found, inside)
+        if simd.any_lane(found):
+            return True
+    for i in range(whole, z.size):
+        if not z[i] < lo and not z[i] > hi:
+            return True
+    return False
 
 
 @helper
@@ -194,16 +251,16 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
 
 @helper
 def _band_blocks(z, absolute, anchor, lo, hi, buffer):
-    """`band_plain` on whole blocks, in registers."""
+    """`band_plain` on pairs of registers."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     width = simd.lanes(z)
     length = 64 * width
     nu, s, q, stored = 0, 0.0, 0.0, 0
-    for block in range(z.size // length):
-        part = z[block * length : (block + 1) * length]
+    for begin in range(0, z.size, length):
+        part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
-        for i in range(0, length, 2 * width):
+        for i in range(0, part.size, 2 * width):
             a0, a1 = simd.load(part, i), simd.load(part, i + width)
             if absolute:
                 a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
@@ -243,10 +300,10 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     length = 64 * width
     s, q = 0.0, 0.0
     high, inside = marks[0], marks[1]
-    for block in range(z.size // length):
-        part = z[block * length : (block + 1) * length]
+    for begin in range(0, z.size, length):
+        part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
-        for i in range(0, 64, 2):
+        for i in range(0, part.size // width, 2):
             a0, a1 = simd.load(part, i * width), simd.load(part, (i + 1) * width)
             if absolute:
                 a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
@@ -256,7 +313,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
             s1 = simd.where(high1, simd.add(s1, gap1), s1)
             q0 = simd.where(high0, simd.multiply_add(gap0, gap0, q0), q0)
             q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
-            place = block * 64 + i
+            place = begin // width + i
             simd.store_mask(high0, high, place)
             simd.store_mask(high1, high, place + 1)
             simd.store_mask(simd.not_below(a0, vlo), inside, place)
@@ -304,7 +361,7 @@ def _pick(z, high, inside, places, buffer):
 
 @helper
 def _collect_blocks(z, absolute, lo, buffer):
-    """The stored part of `band_plain` for hi = inf, on whole blocks, in registers."""
+    """The stored part of `band_plain` for hi = inf, on pairs of registers."""
     vlo = simd.splat(lo)
     width = simd.lanes(z)
     stored = 0
@@ -342,7 +399,7 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
 
 @helper
 def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
-    """Add what is left of the slice after the whole blocks, register by register."""
+    """Add what is left of the slice, less than 64 entries, register by register."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     firsts = seconds = simd.splat(lo - lo)
     for i in range(0, z.size, simd.lanes(z)):
@@ -366,8 +423,8 @@ if simd.COMPRESS:
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`, in registers where the machine can compress them."""
-        step = 64 * simd.lanes(z) if hi < math.inf else 2 * simd.lanes(z)
-        whole = z.size // step * step
+        pair = 2 * simd.lanes(z)
+        whole = z.size // pair * pair
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
             stored = _collect_blocks(z[:whole], absolute, lo, buffer)
@@ -381,8 +438,7 @@ if simd.COMPRESS:
 
         `buffer` must not be `z`.
         """
-        step = 64 * simd.lanes(z)
-        whole = z.size // step * step
+        whole = z.size // 64 * 64  # a word of marks is 64 entries
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
             stored = _collect_rare_blocks(z[:whole], absolute, lo, buffer, marks)
