@@ -287,15 +287,15 @@ def advance(kind, p, tol, st, nu, s, q):
         if not signed:
             step = max(step, -anchor)
         if solved and cone and not everything and delicate(p, nu):
-            gap = s / nu - step
-            if not st.pinned:  # sums relative to the mean give all digits of the spread
-                closer = anchor + (gap + step)
-                if closer != anchor:
-                    return State(
-                        GO, closer, step - (closer - anchor), lo, hi, nu, st.overshoots,
-                        True, at_zero, passes, 0.0, 0.0,
-                    )  # fmt: skip
-            elif st.overshoots == 0:  # without the entries that lie on τ but for rounding
+            mean = s / nu
+            gap = mean - step
+            if abs(mean) > 0.25 * gap:  # sums relative to the mean give all digits of the spread
+                closer = anchor + mean
+                return State(
+                    GO, closer, step - (closer - anchor), lo, hi, nu, st.overshoots,
+                    True, at_zero, passes, 0.0, 0.0,
+                )  # fmt: skip
+            if st.overshoots == 0:  # without the entries that lie on τ but for rounding
                 beyond = step + 2.0**-50 * gap
                 return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
         if solved:

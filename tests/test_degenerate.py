@@ -436,3 +436,23 @@ def test_level_within_rounding_of_the_top_cluster(n):
         assert abs(float(oracle.hoyer_score(x)) / level - 1.0) <= 1e-12
         reference = oracle.project_cai(y, level)
         assert np.abs(x - reference).max() <= 1e-12 * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "ties"])
+def test_entries_on_the_threshold_but_for_rounding(kind):
+    """Without them the score stays at its level over the whole gap above them."""
+    rng = np.random.default_rng(99)
+    for trial in range(300):
+        many = int(rng.choice([2, 3, 10, 30, 300]))
+        rest = many * int(rng.choice([2, 9]))
+        if kind == "cluster":
+            gap, noise = 10.0 ** rng.uniform(-6, 0), 10.0 ** rng.uniform(-10, -6)
+            low = 1.0 + noise * rng.standard_normal(rest)
+            top = 1.0 + gap * (1.0 + noise * rng.standard_normal(many))
+        else:
+            low, top = rng.uniform(-2, 2, rest), np.full(many, 2.5)
+        y = rng.permutation(np.concatenate([low, top]))
+        level = many * (1.0 - 10.0 ** rng.uniform(-16, -8)) if trial % 2 else float(many)
+        x = ch.project_cai(y, level)
+        assert abs(float(oracle.hoyer_score(x)) / level - 1.0) <= 1e-12
+        assert close(x, oracle.project_cai(y, level))

@@ -16,7 +16,7 @@ from conehoyer._jit import entry
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("absolute", [True, False])
 @pytest.mark.parametrize("rare", [True, False])
-@pytest.mark.parametrize("n", [1, 31, 1000, 5000])
+@pytest.mark.parametrize("n", [1, 31, 64, 95, 1000, 5000])
 @pytest.mark.parametrize(
     ("lo", "hi"), [(0.5, 0.7), (0.5, math.inf), (0.6, 0.6), (-9.0, 9.0), (-0.7, -0.5)]
 )
@@ -87,6 +87,53 @@ def test_finite_and_largest(dtype, n):
             assert not passes.all_finite(spoiled)
             if np.isnan(bad) and n > 1:  # NaN is passed over
                 assert passes.largest(spoiled, False) == np.nanmax(spoiled)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 15, 33, 500, 5000])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_totals(dtype, n, absolute):
+    z = np.random.default_rng(n).integers(-3, 4, n).astype(dtype)
+    a = (np.abs(z) if absolute else np.maximum(z, 0)).astype(np.float64)
+    assert entry(passes.totals)(z, absolute) == (np.count_nonzero(a), a.sum(), (a**2).sum())
+    for place in {0, n // 2, n - 1} if n and absolute else ():
+        spoiled = z.copy()
+        spoiled[place] = np.nan
+        assert np.isnan(entry(passes.totals)(spoiled, absolute)[1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 16, 100, 1037])
+def test_any_between(dtype, n):
+    any_between = entry(passes.any_between)
+    z = np.full(n, 5.0, dtype)
+    low, high = dtype(1), dtype(2)
+    assert not any_between(z, low, high)
+    for place in range(0, n, 3):
+        for inside in (1.0, 1.5, 2.0, np.nan):
+            z[:] = 5.0
+            z[place] = inside
+            assert any_between(z, low, high)
+        z[place] = np.nextafter(low, dtype(0))
+        assert not any_between(z, low, high)
+        z[place] = np.nextafter(high, dtype(9))
+        assert not any_between(z, low, high)
+
+
+@pytest.mark.parametrize("kind", [m.L1, m.CAI])
+@pytest.mark.parametrize("start", [0.55, 0.65])  # left and right of τ
+def test_a_curved_step_is_of_third_order(kind, start):
+    a = (np.arange(100_000) + 0.5) / 100_000  # 100,000 entries a unit
+    tau = 0.6
+    d = np.maximum(a - tau, 0.0)
+    p = d.sum() if kind == m.L1 else d.sum() ** 2 / (d @ d)
+    inside = a[a > start]
+    sums = inside.size, (inside - start).sum(), ((inside - start) ** 2).sum()
+    newton = m.newton_offset(kind, p, *sums)
+    curved = m.curved_offset(kind, p, *sums, 0.0, newton, 1e5)
+    assert abs(start + curved - tau) < 0.1 * abs(start + newton - tau)
+    # so far that half of the support would leave: Newton's
+    assert m.curved_offset(kind, p, *sums, 0.0, newton, 1e9) == newton
 
 
 @pytest.mark.parametrize("kind", [m.L1, m.CAI])
