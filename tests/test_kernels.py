@@ -92,14 +92,17 @@ def test_finite_and_largest(dtype, n):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [0, 1, 15, 33, 500, 5000])
 @pytest.mark.parametrize("absolute", [True, False])
-def test_totals(dtype, n, absolute):
-    z = np.random.default_rng(n).integers(-3, 4, n).astype(dtype)
-    a = (np.abs(z) if absolute else np.maximum(z, 0)).astype(np.float64)
-    assert entry(passes.totals)(z, absolute) == (np.count_nonzero(a), a.sum(), (a**2).sum())
-    for place in {0, n // 2, n - 1} if n and absolute else ():
+@pytest.mark.parametrize(("anchor", "offset"), [(0.0, 0.0), (0.5, 0.25), (1.0, -0.5)])
+def test_own_sums(dtype, n, absolute, anchor, offset):
+    own_sums = entry(passes.own_sums)
+    z = np.random.default_rng(n).integers(-12, 13, n).astype(dtype) / 4  # sums are exact
+    gap = (np.abs(z) if absolute else z).astype(np.float64) - anchor
+    gap = gap[gap > offset]
+    assert own_sums(z, absolute, anchor, offset) == (gap.size, gap.sum(), (gap**2).sum())
+    for place in {0, n // 2, n - 1} if n else ():
         spoiled = z.copy()
         spoiled[place] = np.nan
-        assert np.isnan(entry(passes.totals)(spoiled, absolute)[1])
+        assert np.isnan(own_sums(spoiled, absolute, anchor, offset)[1])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

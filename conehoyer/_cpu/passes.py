@@ -63,41 +63,40 @@ def largest(z, absolute):
     return top
 
 
-@helper(forceinline=True)
-def _positive(z, absolute):
-    """One register of a, without what is negative; NaN stays where `absolute`."""
-    if absolute:
-        return simd.magnitude(z)
-    zero = simd.sub(z, z)
-    return simd.where(simd.above(z, zero), z, zero)
-
-
 @helper
-def totals(z, absolute):
-    """Count, Σa and Σa² over the positive a, added up in blocks in the data's own precision."""
-    zero, one = simd.splat(z.dtype.type(0.0)), simd.splat(z.dtype.type(1.0))
+def own_sums(z, absolute, anchor, offset):
+    """`sums`, with a − anchor and its running sums in the data's own precision."""
+    far, edge = simd.splat(z.dtype.type(anchor)), simd.splat(z.dtype.type(offset))
+    zero = simd.sub(edge, edge)
     width = simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
-    nu, s, q = 0.0, 0.0, 0.0
+    nu, s, q = 0, 0.0, 0.0
     for begin in range(0, pairs, 64 * width):
-        counts0, counts1, firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero, zero, zero
+        firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(begin + 64 * width, pairs), 2 * width):
-            a0 = _positive(simd.load(z, i), absolute)
-            a1 = _positive(simd.load(z, i + width), absolute)
-            counts0 = simd.where(simd.above(a0, zero), simd.add(counts0, one), counts0)
-            counts1 = simd.where(simd.above(a1, zero), simd.add(counts1, one), counts1)
-            firsts0, firsts1 = simd.add(firsts0, a0), simd.add(firsts1, a1)
-            seconds0 = simd.multiply_add(a0, a0, seconds0)
-            seconds1 = simd.multiply_add(a1, a1, seconds1)
-        nu += simd.total(simd.add(counts0, counts1))
+            a0, a1 = simd.load(z, i), simd.load(z, i + width)
+            if absolute:
+                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+            gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
+            in0, in1 = simd.not_below(gap0, edge), simd.not_below(gap1, edge)
+            nu += simd.count(in0)
+            nu += simd.count(in1)
+            firsts0 = simd.where(in0, simd.add(firsts0, gap0), firsts0)
+            firsts1 = simd.where(in1, simd.add(firsts1, gap1), firsts1)
+            seconds0 = simd.where(in0, simd.multiply_add(gap0, gap0, seconds0), seconds0)
+            seconds1 = simd.where(in1, simd.multiply_add(gap1, gap1, seconds1), seconds1)
         s += simd.total(simd.add(firsts0, firsts1))
         q += simd.total(simd.add(seconds0, seconds1))
-    counts, firsts, seconds = zero, zero, zero
+    firsts, seconds = zero, zero
     for i in range(pairs, z.size, width):
-        a = _positive(simd.load_part(z, i, simd.first_lanes(zero, z.size - i)), absolute)
-        counts = simd.where(simd.above(a, zero), simd.add(counts, one), counts)
-        firsts, seconds = simd.add(firsts, a), simd.multiply_add(a, a, seconds)
-    return nu + simd.total(counts), s + simd.total(firsts), q + simd.total(seconds)
+        valid = simd.first_lanes(zero, z.size - i)
+        a = simd.load_part(z, i, valid)
+        gap = simd.sub(simd.magnitude(a) if absolute else a, far)
+        inside = simd.both(simd.not_below(gap, edge), valid)
+        nu += simd.count(inside)
+        firsts = simd.where(inside, simd.add(firsts, gap), firsts)
+        seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+    return float(nu), s + simd.total(firsts), q + simd.total(seconds)
 
 
 @kernel
