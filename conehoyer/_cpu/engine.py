@@ -36,6 +36,7 @@ RUN = 16  # the sample consists of short runs: each costs a cache miss
 WIDTH = 3.5  # half width of the band, in standard errors
 MOST_RUNS = 4096
 MOST_SAMPLES = 3
+SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
 SUMS, OWN, BAND, WRITE = 0, 1, 2, 3  # actions; OWN: sums in the data's own precision
@@ -466,12 +467,19 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     lo, hi, kept = job.lo, job.hi, job.lo  # the candidates lie above `kept`
     candidates = buffer[:stored]
     edge, settled, curved = lo == hi, False, 0
-    nu, s, q = 0.0, 0.0, 0.0
-    last, last_nu = lo, above.nu + stored  # where the support was counted before
+    nu, s, q = above.nu + stored, 0.0, 0.0
+    last, last_nu = lo, nu  # where the support was counted before
+    quick = buffer.itemsize == 4 and stored > 128  # in its own precision, while that will do
     while True:
         if not settled:
+            quick = quick and (kind <= m.SIMPLEX or nu > SPREAD * p)
             if two_sided:  # gaps in the band are small, those above it were summed like that
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
+            elif quick and not st.pinned:
+                st = _split(st, buffer)
+                nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
+                if math.isfinite(s) and not _in_range(abs(st.anchor) + math.sqrt(q)):
+                    return _verdict(m.RESCALE, st.anchor, 0.0, nu, s, q).state, NOTHING
             else:
                 nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
             nu, s, q = nu + above.nu, s + above.s, q + above.q
@@ -529,7 +537,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
 @helper
 def _keeps_digits(kind, p, nu, s, step):
     """Whether a closer anchor would add nothing to the digits of τ, `step` from this one."""
-    return abs(step) <= s / nu - step and (kind <= m.SIMPLEX or nu > 1.05 * p)
+    return abs(step) <= s / nu - step and (kind <= m.SIMPLEX or nu > SPREAD * p)
 
 
 @helper
@@ -543,11 +551,15 @@ def _any_between(candidates, theta, tau):
 
 
 @helper
+def _in_range(size):
+    """Whether squares of float32 numbers of this size neither overflow nor lose digits."""
+    return 1e-9 < size < 1e15
+
+
+@helper
 def _rough_start(kind, p, nu, s, q):
-    """Whether float32 sums at τ = 0 won't do: feasible or not, a small spread, extreme squares."""
-    if not 1e-9 < math.sqrt(q) < 1e15:
-        return True
-    return abs(m.closeness(kind, p, s, q)) < 1e-4 or s * s > 0.99 * nu * q
+    """Whether float32 sums at τ = 0 won't do: to tell if feasible, or for a small spread."""
+    return nu == 0.0 or abs(m.closeness(kind, p, s, q)) < 1e-4 or s * s > 0.99 * nu * q
 
 
 @helper
@@ -581,14 +593,17 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     st = job.state
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
-            if not 1e-9 < abs(st.anchor) + math.sqrt(q) < 1e15:
+            if not _in_range(abs(st.anchor) + math.sqrt(q)):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
         at_zero = st.anchor == 0.0 and st.offset == 0.0
-        if job.action == OWN and z.itemsize == 4 and at_zero and _rough_start(kind, p, nu, s, q):
-            return _sums_job(st, l2, job.samples)
+        if job.action == OWN and z.itemsize == 4 and at_zero:
+            if nu > 0.0 and math.isfinite(s) and not _in_range(math.sqrt(q)):
+                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+            if _rough_start(kind, p, nu, s, q):
+                return _sums_job(st, l2, job.samples)
         known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         if st.offset == -math.inf and st.anchor == 0.0:
             if l2 < 0.0:
