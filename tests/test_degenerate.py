@@ -456,3 +456,27 @@ def test_entries_on_the_threshold_but_for_rounding(kind):
         x = ch.project_cai(y, level)
         assert abs(float(oracle.hoyer_score(x)) / level - 1.0) <= 1e-12
         assert close(x, oracle.project_cai(y, level))
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+def test_many_small_entries_beside_few_large_ones(dtype):
+    """τ among the small ones: its rounding comes from the large ones, and spans several entries."""
+    rng = np.random.default_rng(5)
+    for _ in range(250):
+        n, scale = int(rng.choice([300, 1000, 4000, 20_000])), 10.0 ** rng.uniform(-6, -1)
+        small = int(n * rng.uniform(0.5, 0.98))
+        low = rng.uniform(0, 1, small) if rng.random() < 0.5 else rng.exponential(size=small)
+        high = 1 + 0.1 * rng.standard_normal(n - small)
+        y = rng.permutation(np.concatenate([scale * low, high])).astype(dtype)
+        d = np.sort(y.astype(np.float64))[::-1]
+        d = np.maximum(d - d[n - small + int(rng.uniform(0, 1) * (small - 1))], 0.0)
+        tolerance = 1e-12 if dtype == np.float64 else 1e-5
+        x, info = ch.project_l1_ball(y, d.sum(), full_output=True)
+        assert info.converged
+        assert info.passes < 40
+        assert close(x, oracle.project_l1_ball(y, d.sum()), tolerance)
+        level = d.sum() ** 2 / (d @ d)
+        x, info = ch.project_cai(y, level, full_output=True)
+        assert info.converged
+        assert info.passes < 40
+        assert close(x, oracle.project_cai(y, level), tolerance)

@@ -36,6 +36,7 @@ RUN = 16  # the sample consists of short runs: each costs a cache miss
 WIDTH = 3.5  # half width of the band, in standard errors
 MOST_RUNS = 4096
 MOST_SAMPLES = 3
+PATIENCE = 12  # passes after which float32 data are summed in float64
 SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
@@ -472,10 +473,10 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     quick = buffer.itemsize == 4 and stored > 128  # in its own precision, while that will do
     while True:
         if not settled:
-            quick = quick and (kind <= m.SIMPLEX or nu > SPREAD * p)
-            if two_sided:  # gaps in the band are small, those above it were summed like that
+            quick = quick and st.overshoots == 0 and (kind <= m.SIMPLEX or nu > SPREAD * p)
+            if two_sided and st.overshoots == 0:  # small gaps; those above were summed like that
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
-            elif quick and not st.pinned:
+            elif quick and not two_sided and not st.pinned:
                 st = _split(st, buffer)
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
                 if math.isfinite(s) and not _in_range(abs(st.anchor) + math.sqrt(q)):
@@ -496,6 +497,8 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         settled = False
         step = (st.anchor - before.anchor) + st.offset
         if lo < kept and tau < kept:  # a Newton step from the right: τ* is not below `kept`
+            if seen.theta <= kept:  # unless it is
+                return st, seen
             st = _move(st, kept, 0.0, False)
         elif not (lo <= tau <= hi):
             if edge or not two_sided:
@@ -525,7 +528,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
                 else:
                     st = _move(st, before.anchor, beyond, True)
         if not two_sided and newton and candidates.size > 256 and nu < 0.6 * candidates.size:
-            bound = buffer.dtype.type(tau - abs(tau) * 1e-6)
+            bound = buffer.dtype.type(tau - 1e-6 * (abs(tau) + abs(s / nu - step)))
             if bound > kept:
                 zero, most = buffer.dtype.type(0.0), buffer.dtype.type(math.inf)
                 _, _, _, stored = passes.band(candidates, False, zero, bound, most, candidates)
@@ -641,6 +644,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     tau = st.anchor + st.offset
     if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and kind != m.HOYER:
         return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
+    if z.itemsize == 4 and st.passes > PATIENCE:
+        return _sums_job(st, l2, MOST_SAMPLES)
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
