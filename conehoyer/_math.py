@@ -256,7 +256,10 @@ def advance(kind, p, tol, st, nu, s, q):
     if cone and nu > 0.0:
         mean = s / nu
         var = q / nu - mean * mean
-        if drowned(p, nu, mean, var) and passes < MAX_PASSES:
+        lost = drowned(p, nu, mean, var)
+        # Before it ends with the same support twice, every digit counts.
+        final = nu == st.nu and delicate(p, nu) and abs(mean) > 0.25 * (mean - offset)
+        if (lost or final) and passes < MAX_PASSES:
             closer = anchor + mean
             if closer != anchor:
                 shift = closer - anchor
@@ -264,7 +267,7 @@ def advance(kind, p, tol, st, nu, s, q):
                     GO, closer, offset - shift, lo, hi, st.nu, st.overshoots,
                     True, at_zero, passes, 0.0, 0.0,
                 )  # fmt: skip
-            tied = True  # all of the support is the one float `anchor`
+            tied = lost  # all of the support is the one float `anchor`
 
     if tied and left and nu > p:
         return State(TIED, anchor, 0.0, anchor, anchor, nu, 0, True, at_zero, passes, s, q)
@@ -286,18 +289,10 @@ def advance(kind, p, tol, st, nu, s, q):
             step = max(step, offset)
         if not signed:
             step = max(step, -anchor)
-        if solved and cone and not everything and delicate(p, nu):
-            mean = s / nu
-            gap = mean - step
-            if abs(mean) > 0.25 * gap:  # sums relative to the mean give all digits of the spread
-                closer = anchor + mean
-                return State(
-                    GO, closer, step - (closer - anchor), lo, hi, nu, st.overshoots,
-                    True, at_zero, passes, 0.0, 0.0,
-                )  # fmt: skip
-            if st.overshoots == 0:  # without the entries that lie on τ but for rounding
-                beyond = step + 2.0**-50 * gap
-                return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
+        if solved and cone and st.overshoots == 0 and not everything and delicate(p, nu):
+            # Once more without the entries that lie on τ but for rounding.
+            beyond = step + 2.0**-50 * (s / nu - step)
+            return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
         if solved:
             sd, qd = sums_at(nu, s, q, step)
             if not signed and not at_zero:
@@ -326,7 +321,7 @@ def advance(kind, p, tol, st, nu, s, q):
         overshoots += 1
         if not can_step:
             tau = anchor + offset
-            back = max(tau - lo, abs(tau) * 2.0**-52) * 2.0 ** (10.0 * overshoots - 50.0)
+            back = math.ldexp(max(tau - lo, abs(tau) * 2.0**-52), 10 * overshoots - 50)
             step, newton = offset - max(back, abs(tau) * 2.0**-50), st.nu
     elif not can_step:
         # A bad start, too far right: halve towards the certified bound.

@@ -265,7 +265,7 @@ def project_hoyer(
     >>> x = project_hoyer(y, 0.6)
     >>> x.round(3)
     array([ 3.333, -1.762,  0.19 ,  0.   ])
-    >>> hoyer_sparseness(x).round(12), (np.linalg.norm(x) / np.linalg.norm(y)).round(12)
+    >>> hoyer_sparseness(x).round(12), np.linalg.norm(x) / np.linalg.norm(y)
     (np.float64(0.6), np.float64(1.0))
     """
     s = _checks.slices(x, axis)

@@ -508,6 +508,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             st = _move(st, job.state.anchor, bound - job.state.anchor, True)
         elif (
             newton
+            and candidates.size > 64  # fewer are summed again as fast
             and _keeps_digits(kind, p, nu, s, step)
             and not _any_between(candidates, seen.theta, tau)
         ):
