@@ -86,7 +86,7 @@ def _band_job(st, lo, hi, rare, l2, samples, section):
 
 @helper
 def _own_job(st, l2, samples):
-    """The same in the data's own precision: ten digits less in float32, at twice the speed."""
+    """The same in the data's own precision."""
     return Job(OWN, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
 
 

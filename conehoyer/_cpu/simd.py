@@ -431,7 +431,7 @@ def compress(typingctx, a, mask, array, index):
 def compress_part(typingctx, a, mask, array, index):
     """`compress` that writes nothing but the selected lanes.
 
-    Not by LLVM's compressing store, which takes about a hundred cycles on Zen 4.
+    Not by LLVM's compressing store, which is microcode on Zen 4, and very slow.
     """
 
     def codegen(context, builder, signature, args):
