@@ -2,7 +2,7 @@
 
 import math
 import operator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ._cpu import passes
 from ._threads import run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
-PARALLEL_FROM = 1 << 17  # entries below which one thread is faster
+PARALLEL_FROM = 1 << 23  # bytes of a matrix below which one thread is faster
 _NO_LABELS = np.empty((0, 0), np.intp)
 
 
@@ -40,12 +40,9 @@ class Groups(NamedTuple):
     width: int
     labels: np.ndarray  # LABELS: the group of each entry
     shape: tuple[int, ...]  # of the groups, as the caller sees them
+    number: int
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
-
-    @property
-    def number(self) -> int:
-        return math.prod(self.shape)
 
 
 def matrices(x) -> Matrices:
@@ -114,12 +111,12 @@ def parse(groups, x: Matrices) -> Groups:
     rows, columns = x.array.shape[-2:]
     if isinstance(groups, str):
         if groups == "columns":
-            return _blocks(rows, 1, (columns,), x, groups)
+            return _blocks(rows, 1, rows, columns, x.turned, groups)
         if groups == "rows":
-            return _blocks(1, columns, (rows,), x, groups)
+            return _blocks(1, columns, rows, columns, x.turned, groups)
         if groups == "diagonals":
             count = max(rows + columns - 1, 0)
-            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,))
+            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), count)
         raise ValueError(
             "groups must be 'columns', 'rows', 'diagonals', a block shape or labels, "
             f"got {groups!r}"
@@ -131,17 +128,19 @@ def parse(groups, x: Matrices) -> Groups:
             raise TypeError(f"groups: a block shape must be two integers, got {groups!r}") from None
         if height < 1 or width < 1:
             raise ValueError(f"groups: the sides of a block must be >= 1, got {groups!r}")
-        shape = (-(-rows // height), -(-columns // width))
-        return _blocks(height, width, shape, x)
+        return _blocks(height, width, rows, columns, x.turned)
     return _labels(groups, x)
 
 
-def _blocks(height, width, shape, x, lines=""):
-    rows, columns = x.array.shape[-2:]
+@lru_cache(maxsize=64)
+def _blocks(height, width, rows, columns, turned, lines=""):
+    shape = {"columns": (columns,), "rows": (rows,)}.get(lines)
+    if shape is None:
+        shape = (-(-rows // height), -(-columns // width))
     height, width = max(min(height, rows), 1), max(min(width, columns), 1)
-    if x.turned:
+    if turned:
         height, width = width, height
-    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, lines=lines)
+    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape), lines=lines)
 
 
 def _labels(groups, x):
@@ -165,7 +164,7 @@ def _labels(groups, x):
     if x.turned:
         labels = labels.swapaxes(-1, -2)
     labels = np.ascontiguousarray(labels.reshape(-1, labels.shape[-1]), dtype=np.intp)
-    return Groups(kernels.LABELS, 1, 1, labels, (count,), whole)
+    return Groups(kernels.LABELS, 1, 1, labels, (count,), count, whole)
 
 
 def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
@@ -185,13 +184,15 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
             break
         most = 1000 if z.itemsize == 8 else 100
         unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
-    return (np.sqrt(result) if inner == kernels.L2 else result), unit
+    if inner == kernels.L2:
+        kernels.to_roots(result)
+    return result, unit
 
 
 def _norms(z, unit, groups, args, inner, workers, result):
     """Fill in the norms (l2: squared) of `unit` times z; returns the largest."""
     wide = across(groups, z)
-    if workers == 1 or z.size < PARALLEL_FROM:
+    if workers == 1 or z.nbytes < PARALLEL_FROM:
         return kernels.all_norms(z, unit, *args, wide, inner, result)
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
     if inner == kernels.LINF:

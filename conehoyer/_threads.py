@@ -10,8 +10,9 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from queue import SimpleQueue
+
+import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 _lock = threading.Lock()
@@ -111,14 +112,15 @@ def _get_jobs() -> SimpleQueue:
 
 def _serve(jobs: SimpleQueue) -> None:
     while True:
-        task, first, last, done = jobs.get()
+        task, edges, part, done, ended = jobs.get()
         error = None
         try:
-            task(first, last)
+            task(edges[part], edges[part + 1])
         except BaseException as caught:
             error = caught
         done.put(error)
-        del task, done, error  # nothing is kept alive while the thread waits
+        ended[part - 1] = 1
+        del task, done, ended, error  # nothing is kept alive while the thread waits
 
 
 def _forget_threads() -> None:
@@ -137,14 +139,18 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
     if workers <= 1:
         task(0, count)
         return
+    from ._cpu import waiting  # imports Numba, which those who only ask for the number don't need
+
     edges = [count * w // workers for w in range(workers + 1)]
     jobs = _get_jobs()
     done: SimpleQueue = SimpleQueue()
-    for first, last in pairwise(edges[1:]):
-        jobs.put((task, first, last, done))
+    ended = np.zeros(workers - 1, np.int64)
+    for part in range(1, workers):
+        jobs.put((task, edges, part, done, ended))
     try:
         task(edges[0], edges[1])
     finally:
+        waiting.for_all(ended)
         errors = [done.get() for _ in range(workers - 1)]
     for error in errors:
         if error is not None:

@@ -20,6 +20,7 @@ from ._results import warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import level_of_norms
 
+_DEALT_FROM = 1 << 20  # bytes below which dealing out a loop takes longer than one thread for all
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
@@ -231,7 +232,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
         if work.check_finite and len(read) > 1 and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten
-        if len(read) >= workers > 1:
+        if len(read) >= workers > 1 and read.nbytes >= _DEALT_FROM:
             run_split(
                 lambda i, j: [
                     work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1)
@@ -262,7 +263,8 @@ class _Bilevel:
     def run(self, z, bound, out, radii, info, workers):
         """Project the matrix z into `out`; fill in the radii and the report."""
         parts, clip = self.parts, self.inner == kernels.LINF
-        if z.size < _groups.PARALLEL_FROM:
+        slow = self.inner == kernels.L1  # ten times as long as the others
+        if z.nbytes < (_groups.PARALLEL_FROM >> 3 if slow else _groups.PARALLEL_FROM):
             workers = 1
         norms, unit = _groups.norms(z, parts, self.inner, workers)
         info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
@@ -286,7 +288,7 @@ class _Bilevel:
                 self._shrink(z, u / unit, norms / unit, out, workers)
             else:
                 if not clip:
-                    threads = workers if len(u) >= _groups.PARALLEL_FROM else 1
+                    threads = workers if u.nbytes >= _DEALT_FROM else 1
                     run_split(partial(kernels.to_factors, norms, u), len(u), threads)
                 run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
         if unit != 1.0:
@@ -446,7 +448,7 @@ class _L1Inf:
     def run(self, z, radius, out, bounds, info, workers):
         """Project the matrix z into `out`; fill in the groups' bounds and the report."""
         parts, count, radius = self.parts, self.parts.number, radius
-        if z.size < _groups.PARALLEL_FROM:
+        if z.nbytes < _groups.PARALLEL_FROM:
             workers = 1
         values, starts, _ = _groups.gathered(z, parts)
         totals, counts, excess, tops = np.empty((4, count))

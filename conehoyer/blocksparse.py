@@ -41,7 +41,7 @@ __all__ = [
     "prune",
 ]
 
-_PARALLEL_FROM = 1 << 19  # multiplications below which one thread is faster
+_PARALLEL_FROM = 1 << 23  # multiplications below which one thread is faster
 _PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
 _KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 

@@ -14,7 +14,7 @@ from ._dispatch import on_device, takes_tensors
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
 
-_PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
+_PARALLEL_FROM = 1 << 22  # bytes below which one thread is faster
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ class _Group(NamedTuple):
             count = len(z) * kernels.pieces_of(z.shape[1])
             buffer = np.empty_like(z) if goal.in_place else goal.rows
             blocks.append(_Block(z, z, goal.rows, buffer, place, pieces, count))
-            place, pieces, total = place + len(z), pieces + count, total + z.size
+            place, pieces, total = place + len(z), pieces + count, total + z.nbytes
         if total < _PARALLEL_FROM:
             workers = 1
         return cls(blocks, v, np.empty((pieces, 4)), np.zeros(pieces, np.int64), workers)

@@ -15,7 +15,7 @@ from ._threads import resolve_workers, run_split
 
 __all__ = ["SparseAdamW"]
 
-_PARALLEL_FROM = 1 << 17  # entries of a parameter below which one thread is faster
+_PARALLEL_FROM = 1 << 19  # entries of a parameter below which one thread is faster
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _SAVED = (
     "lr", "betas", "eps", "weight_decay", "l1", "groups", "reweight_every", "reweight_eps",

@@ -13,7 +13,9 @@ from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
 
-_PARALLEL_FROM = 1 << 16  # entries; below, a second thread costs more than it gives
+# Bytes from which on several threads are faster than one: each with slices of its own, and all with
+# the same slice, pass by pass.
+_DEALT_FROM, _SHARED_FROM = 1 << 20, 1 << 23
 _MOST = np.finfo(float).max
 
 
@@ -567,12 +569,14 @@ def _project(
     table[rows, WANTED] = levels
     if norms is not None:
         table[rows, NORM] = norms
-    if z.size < _PARALLEL_FROM:
-        workers = 1
+    shared = run is None and workers > count and z.nbytes >= count * _SHARED_FROM
+    if not shared:  # methods other than the engine take some ten times as long
+        least = _DEALT_FROM if run is None else _DEALT_FROM >> 3
+        workers = min(workers, count) if z.nbytes >= least else 1
     tol, whole = s.slack, not goal.in_place
     if run is None and workers == 1:
         engine.project_rows(kind, absolute, tol, check_finite, z, goal.rows, whole, table, 0, count)
-    elif run is None and workers > count:
+    elif shared:
         for r in range(count):
             _project_long(kind, absolute, tol, check_finite, z, goal.rows, whole, table, r, workers)
     else:

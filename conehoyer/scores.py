@@ -11,7 +11,7 @@ from ._cpu import scores as kernels
 from ._dispatch import on_device, takes_tensors
 from ._threads import resolve_workers, run_split
 
-_PARALLEL_FROM = 1 << 16
+_PARALLEL_FROM = 1 << 22  # bytes below which one thread is faster
 
 
 def _score(x, axis, keepdims, workers, kind):
@@ -25,7 +25,7 @@ def _score(x, axis, keepdims, workers, kind):
     z = _checks.rows(s)
     result = np.zeros(len(z))
     if z.size:
-        workers = workers if z.size >= _PARALLEL_FROM else 1
+        workers = workers if z.nbytes >= _PARALLEL_FROM else 1
         run_split(lambda i, j: kernels.score_rows(z, kind, result, i, j), len(z), workers)
     elif kind == m.SPARSENESS:
         result[:] = 1.0

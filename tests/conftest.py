@@ -18,6 +18,24 @@ settings.register_profile("ci", max_examples=60, derandomize=True, **_common)
 settings.register_profile("thorough", max_examples=2000, **_common)
 
 
+@pytest.fixture
+def every_array_is_large(monkeypatch):
+    """As many threads as are asked for, however small the data."""
+    from conehoyer import _groups, bilevel, gsp, optim, projections, scores
+
+    for module, name in (
+        (_groups, "PARALLEL_FROM"),
+        (bilevel, "_DEALT_FROM"),
+        (gsp, "_PARALLEL_FROM"),
+        (optim, "_PARALLEL_FROM"),
+        (projections, "_DEALT_FROM"),
+        (projections, "_SHARED_FROM"),
+        (scores, "_PARALLEL_FROM"),
+    ):
+        assert getattr(module, name) > 0
+        monkeypatch.setattr(module, name, 0)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--thorough",

@@ -79,6 +79,7 @@ def test_against_plain_numpy(groups, inner, shape, order):
         assert not np.any(np.signbit(x[~mask]))  # +0.0
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("groups", ["columns", "diagonals", (600, 2), (512, 3)], ids=str)
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("workers", [1, 2])
@@ -206,6 +207,7 @@ def test_labels_of_full_shape_are_one_projection():
     np.testing.assert_array_equal(x.any(axis=(0, 1)), info.kept)
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (8, 8), (600, 1)], ids=str)
 def test_workers_do_not_change_a_bit(groups, inner):
@@ -319,6 +321,7 @@ def test_zeros_and_ties():
     assert ch.hoyer_score(x.max(axis=0)) == pytest.approx(2.0)
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (2, 2), (1, 1)], ids=str)
 @pytest.mark.parametrize("inner", INNER)

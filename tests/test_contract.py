@@ -559,6 +559,7 @@ def test_the_threshold_of_a_feasible_vector_is_zero():
 # workers
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @every_function
 def test_workers_do_not_change_a_bit(kind):
     value = {"cai": 500.0, "hoyer": 0.9, "ball": 300.0, "simplex": 300.0}[kind]

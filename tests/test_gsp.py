@@ -474,6 +474,7 @@ def test_out_and_overwrite_of_lists():
     np.testing.assert_array_equal(got[0], got[1])
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 def test_workers_do_not_change_a_bit():
     rng = np.random.default_rng(0)
     vectors = [rng.standard_normal(n) for n in (5, 70_000, 300, 16_385, 1)]

@@ -123,6 +123,7 @@ def test_scales(exponent):
     np.testing.assert_allclose(z / scale, x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (7, 9)], ids=str)
 def test_workers_and_float32(groups):
     y = np.random.default_rng(5).standard_normal((400, 500)).astype(np.float32)

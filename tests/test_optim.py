@@ -665,6 +665,7 @@ def test_a_wrong_state_changes_nothing():
 # --- workers -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("shape", "groups"),
@@ -684,7 +685,6 @@ def test_workers_do_not_change_a_bit(dtype, shape, groups):
     for workers in (1, 2, 3):
         rng = np.random.default_rng(17)
         w = rng.standard_normal(shape).astype(dtype)
-        assert w.size > optim._PARALLEL_FROM
         o = SparseAdamW([w], 0.1, l1=2.0, groups=groups, reweight_every=2, workers=workers)
         for _ in range(3):
             o.step([rng.standard_normal(shape).astype(dtype)])

@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import conehoyer
+from conehoyer._cpu import waiting
 from conehoyer._threads import run_split
 
 PACKAGE = Path(conehoyer.__file__).parent
@@ -130,7 +132,7 @@ THREADS = """
 import faulthandler, threading, numpy as np, conehoyer
 faulthandler.dump_traceback_later(120, exit=True)
 rng = np.random.default_rng(0)
-long = [rng.standard_normal(700_000) for _ in range(4)]
+long = [rng.standard_normal(1_100_000) for _ in range(4)]
 rows = [rng.standard_normal((700, 1000)) for _ in range(4)]
 serial = {}
 answers = [{} for _ in range(4)]
@@ -183,6 +185,12 @@ def test_parts_of_a_call():
             seen = []
             run_split(lambda first, last, seen=seen: seen.extend(range(first, last)), 9, workers)
             assert sorted(seen) == list(range(9))
+
+
+def test_waiting_for_a_thread_that_does_not_come_ends():
+    ended = np.array([1, 0, 1])
+    waiting.for_all(ended)
+    np.testing.assert_array_equal(ended, [1, 0, 1])
 
 
 def test_only_kernels_call_helpers():

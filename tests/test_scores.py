@@ -97,6 +97,7 @@ def test_axis_and_keepdims(score):
     assert score(x, axis=None, keepdims=True).shape == (1, 1, 1)
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("score", SCORES)
 def test_workers_do_not_change_a_bit(score):
     for x in (make("laplace", 600_001), make("laplace", 600_000).reshape(600, 1000)):
