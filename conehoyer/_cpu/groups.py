@@ -88,21 +88,42 @@ def _max_into(tops, place, flat, at, count):
         tops[place + j] = _larger(tops[place + j], abs(flat[at + j]))
 
 
+@helper(forceinline=True)
+def _max_down_4(flat, at, step):
+    """The largest magnitudes of four registers, `step` entries apart."""
+    a = simd.magnitude(simd.load(flat, at))
+    b = simd.magnitude(simd.load(flat, at + step))
+    c = simd.magnitude(simd.load(flat, at + 2 * step))
+    d = simd.magnitude(simd.load(flat, at + 3 * step))
+    return simd.larger(simd.larger(a, b), simd.larger(c, d))
+
+
 @helper
 def _max_into_4(tops, place, flat, at, step, count):
     """Take four rows, `step` entries apart, at once."""
     width = simd.lanes(flat)
     whole = count // width * width
     for j in range(0, whole, width):
-        a = simd.magnitude(simd.load(flat, at + j))
-        b = simd.magnitude(simd.load(flat, at + step + j))
-        c = simd.magnitude(simd.load(flat, at + 2 * step + j))
-        d = simd.magnitude(simd.load(flat, at + 3 * step + j))
-        top = simd.larger(simd.load(tops, place + j), simd.larger(a, b))
-        simd.store(simd.larger(top, simd.larger(c, d)), tops, place + j)
+        top = simd.load(tops, place + j)
+        simd.store(simd.larger(top, _max_down_4(flat, at + j, step)), tops, place + j)
     for i in range(4):
         for j in range(whole, count):
             tops[place + j] = _larger(tops[place + j], abs(flat[at + i * step + j]))
+
+
+@helper
+def _max_of_4_by_4(flat, at, step, count, top):
+    """Maxima of blocks of 4 × 4 side by side; returns how many of the columns have been done."""
+    width = simd.lanes(flat)
+    whole = count // (4 * width) * (4 * width)
+    for j in range(0, whole, 4 * width):
+        a, b = _max_down_4(flat, at + j, step), _max_down_4(flat, at + j + width, step)
+        c = _max_down_4(flat, at + j + 2 * width, step)
+        d = _max_down_4(flat, at + j + 3 * width, step)
+        ab = simd.larger(simd.even(a, b), simd.odd(a, b))
+        cd = simd.larger(simd.even(c, d), simd.odd(c, d))
+        simd.store(simd.larger(simd.even(ab, cd), simd.odd(ab, cd)), top, j // 4)
+    return whole
 
 
 @helper
@@ -167,9 +188,11 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
             for i in range(begin, end):
                 top[0] = _larger(top[0], _max_of(flat, i * columns, columns))
         else:
-            goal = line if blocks else top
-            goal[:] = 0
-            for j in range(0, columns, TILE):
+            goal, done = line if blocks else top, 0
+            if blocks and width == 4 and end - begin == 4:
+                done = _max_of_4_by_4(flat, begin * columns, columns, columns, top)
+            goal[done:] = 0
+            for j in range(done, columns, TILE):
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
@@ -179,7 +202,7 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                     _max_into(goal, j, flat, i * columns + j, count)
                     i += 1
             if blocks:
-                _max_by_width(line, width, top)
+                _max_by_width(line[done:], width, top[done // width :])
 
 
 # --- l1, l2: sums ----------------------------------------------------------------------
@@ -213,24 +236,43 @@ def _sum_into(sums, place, flat, at, count, squares, unit):
         sums[place + j] += np.float64(_term(flat[at + j], squares, unit))
 
 
+@helper(forceinline=True)
+def _sum_down_4(flat, at, step, squares, scale):
+    """The sums of four registers of terms, `step` entries apart, as float64."""
+    ab = simd.add(_terms(flat, at, squares, scale), _terms(flat, at + step, squares, scale))
+    cd = simd.add(
+        _terms(flat, at + 2 * step, squares, scale), _terms(flat, at + 3 * step, squares, scale)
+    )
+    return simd.widen(simd.add(ab, cd))
+
+
 @helper
 def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
     """Add the terms of four rows, `step` entries apart."""
     width, scale = simd.lanes(flat), simd.splat(unit)
     whole = count // width * width
     for j in range(0, whole, width):
-        ab = simd.add(
-            _terms(flat, at + j, squares, scale), _terms(flat, at + step + j, squares, scale)
-        )
-        cd = simd.add(
-            _terms(flat, at + 2 * step + j, squares, scale),
-            _terms(flat, at + 3 * step + j, squares, scale),
-        )
-        four = simd.widen(simd.add(ab, cd))
-        simd.store(simd.add(simd.load_like(ab, sums, place + j), four), sums, place + j)
+        four = _sum_down_4(flat, at + j, step, squares, scale)
+        simd.store(simd.add(simd.load_like(scale, sums, place + j), four), sums, place + j)
     for i in range(4):
         for j in range(whole, count):
             sums[place + j] += np.float64(_term(flat[at + i * step + j], squares, unit))
+
+
+@helper
+def _sum_of_4_by_4(flat, at, step, count, squares, unit, total):
+    """Sums of blocks of 4 × 4 side by side; returns how many of the columns have been done."""
+    width, scale = simd.lanes(flat), simd.splat(unit)
+    whole = count // (4 * width) * (4 * width)
+    for j in range(0, whole, 4 * width):
+        a = _sum_down_4(flat, at + j, step, squares, scale)
+        b = _sum_down_4(flat, at + j + width, step, squares, scale)
+        c = _sum_down_4(flat, at + j + 2 * width, step, squares, scale)
+        d = _sum_down_4(flat, at + j + 3 * width, step, squares, scale)
+        ab = simd.add(simd.even(a, b), simd.odd(a, b))
+        cd = simd.add(simd.even(c, d), simd.odd(c, d))
+        simd.store(simd.add(simd.even(ab, cd), simd.odd(ab, cd)), total, j // 4)
+    return whole
 
 
 @helper
@@ -298,9 +340,11 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
             for i in range(begin, end):
                 total[0] += _sum_of(flat, i * columns, columns, squares, unit)
         else:
-            goal = line if blocks else total
-            goal[:] = 0.0
-            for j in range(0, columns, TILE):
+            goal, done = line if blocks else total, 0
+            if blocks and width == 4 and end - begin == 4:
+                done = _sum_of_4_by_4(flat, begin * columns, columns, columns, squares, unit, total)
+            goal[done:] = 0.0
+            for j in range(done, columns, TILE):
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
@@ -310,7 +354,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                     _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
                     i += 1
             if blocks:
-                sum_by_width(line, width, total)
+                sum_by_width(line[done:], width, total[done // width :])
 
 
 @kernel
@@ -479,6 +523,13 @@ def all_norms(x, unit, kind, height, width, labels, across, inner, norms):
         sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
         join(sums, kind, height, norms, False)
     return passes.largest(norms, False)
+
+
+@kernel
+def to_roots(squares):
+    """Take square roots in place, in half of NumPy's time."""
+    for g in range(squares.size):
+        squares[g] = math.sqrt(squares[g])
 
 
 @kernel

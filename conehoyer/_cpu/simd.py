@@ -234,14 +234,21 @@ def _binary(name, doc):
 
 
 def _larger(builder, a, b):
-    """The larger of two values or registers; NaN wins (llvm.maximum aborts on LLVM 15)."""
-    top = builder.select(builder.fcmp_ordered(">", a, b), a, b)  # b where there is a NaN
-    return builder.select(builder.fcmp_unordered("uno", a, a), a, top)
+    """The larger of two magnitudes or registers of them; NaN wins.
+
+    Numbers without a sign are ordered like their bits, and NaN comes last.
+    """
+    element = a.type.element if isinstance(a.type, ir.VectorType) else a.type
+    bits = ir.IntType(64 if isinstance(element, ir.DoubleType) else 32)
+    if isinstance(a.type, ir.VectorType):
+        bits = ir.VectorType(bits, a.type.count)
+    above = builder.icmp_signed(">", builder.bitcast(a, bits), builder.bitcast(b, bits))
+    return builder.select(above, a, b)
 
 
 @intrinsic
 def larger(typingctx, a, b):
-    """The larger of a and b, lane by lane; NaN wins."""
+    """The larger of two magnitudes, lane by lane; NaN wins."""
 
     def codegen(context, builder, signature, args):
         return _larger(builder, *args)
