@@ -44,6 +44,11 @@ class Groups(NamedTuple):
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
 
+    @property
+    def layout(self) -> tuple:
+        """What the kernels are told."""
+        return self[:4]
+
 
 def matrices(x) -> Matrices:
     """Check the data argument."""
@@ -172,10 +177,12 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
 
     The unit is 1 unless sums over- or underflow.  NaN or infinite where z is not finite.
     """
-    args = groups.kind, groups.height, groups.width, groups.labels
     result, unit = np.empty(groups.number), 1.0
     while True:
-        top = _norms(z, z.dtype.type(unit), groups, args, inner, workers, result)
+        if workers == 1 or z.nbytes < PARALLEL_FROM:
+            top = kernels.all_norms(z, unit, *groups.layout, inner, result)
+        else:
+            top = _norms(z, unit, groups, inner, workers, result)
         if inner == kernels.LINF or unit != 1.0 or kernels.in_range(top, z):
             break
         # The sums over- or underflow, or there is nothing but zeros, or NaN.
@@ -189,11 +196,9 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     return result, unit
 
 
-def _norms(z, unit, groups, args, inner, workers, result):
-    """Fill in the norms (l2: squared) of `unit` times z; returns the largest."""
-    wide = across(groups, z)
-    if workers == 1 or z.nbytes < PARALLEL_FROM:
-        return kernels.all_norms(z, unit, *args, wide, inner, result)
+def _norms(z, unit, groups, inner, workers, result):
+    """`all_norms` by several threads."""
+    args, wide = groups.layout, across(groups, z)
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
     if inner == kernels.LINF:
         tops = np.empty((count, wide), z.dtype)

@@ -277,7 +277,7 @@ class _Bilevel:
                 raise _checks.not_finite()
             out[...] = radii[:] = math.nan
             return
-        groups = parts.kind, parts.height, parts.width, parts.labels
+        groups = parts.layout
         if workers == 1 and self.inner != kernels.L1:
             kernels.finish(z, clip, *groups, norms, u, self.kind, self.feasible, out, radii, info)
         else:
@@ -499,7 +499,7 @@ class _L1Inf:
             bounds[:] = 0.0
         bounds /= unit
         info[:] = status, theta / unit, bounds.sum(), rounds
-        groups = parts.kind, parts.height, parts.width, parts.labels
+        groups = parts.layout
         run_split(partial(kernels.apply, z, True, *groups, bounds, out), len(z), workers)
 
 

@@ -318,6 +318,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     At most four terms are added in the data's precision, all else in float64.
     """
     rows, columns = x.shape
+    unit = x.dtype.type(unit)
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
     line = np.empty(columns if blocks else 0)
@@ -505,9 +506,13 @@ def shrink(values, starts, radii, norms, tol, first, last):
 
 
 @kernel
-def all_norms(x, unit, kind, height, width, labels, across, inner, norms):
-    """Norms of all groups by one thread (l2: squared); returns the largest sum."""
+def all_norms(x, unit, kind, height, width, labels, inner, norms):
+    """Norms of all groups by one thread (l1 and l2 of `unit` times x, l2 squared).
+
+    Returns the largest sum.
+    """
     count = pieces_of(kind, height, len(x))
+    across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
         max_pieces(x, kind, height, width, labels, tops, 0, count)
