@@ -7,10 +7,12 @@ what is reached.
 
 from functools import cache, partial
 
+import numba
 import numpy as np
 
 from conehoyer import blocksparse
 from conehoyer._cpu import blocksparse as kernels
+from conehoyer._cpu import simd
 
 from .common import compare, require, require_processors, sampled
 
@@ -66,6 +68,50 @@ class Product:
         x, out = np.ascontiguousarray(self.x), np.zeros((ROWS, COLUMNS), np.float32)
         given = self.bs._values, self.bs._layout, self.bs._start(None), x, out
         return partial(kernels.multiply_plainly, *given, 0, self.bs.pattern.grid[0])
+
+
+@numba.njit
+def _multiply_add(start, factor, count):
+    """`count` rounds of ten multiply-adds in registers, each with a sum of its own."""
+    width = simd.lanes(start)
+    f = simd.load(factor, 0)
+    s0, s1 = simd.load(start, 0), simd.load(start, width)
+    s2, s3 = simd.load(start, 2 * width), simd.load(start, 3 * width)
+    s4, s5 = simd.load(start, 4 * width), simd.load(start, 5 * width)
+    s6, s7 = simd.load(start, 6 * width), simd.load(start, 7 * width)
+    s8, s9 = simd.load(start, 8 * width), simd.load(start, 9 * width)
+    for _ in range(count):
+        s0, s1 = simd.multiply_add(s0, f, f), simd.multiply_add(s1, f, f)
+        s2, s3 = simd.multiply_add(s2, f, f), simd.multiply_add(s3, f, f)
+        s4, s5 = simd.multiply_add(s4, f, f), simd.multiply_add(s5, f, f)
+        s6, s7 = simd.multiply_add(s6, f, f), simd.multiply_add(s7, f, f)
+        s8, s9 = simd.multiply_add(s8, f, f), simd.multiply_add(s9, f, f)
+    s0 = simd.add(simd.add(simd.add(s0, s1), simd.add(s2, s3)), simd.add(s4, s5))
+    return simd.total(simd.add(s0, simd.add(simd.add(s6, s7), simd.add(s8, s9))))
+
+
+def over_peak(call, operations, seconds=0.5):
+    """Operations a second, over those of multiply-adds that never wait for memory."""
+    width = simd.REGISTER_BITS // 32
+    rng = np.random.default_rng(0)
+    start, factor = rng.random(10 * width, np.float32), rng.random(width, np.float32)
+    rounds = round(operations / (2.0 * start.size))
+    return compare((partial(_multiply_add, start, factor, rounds), call), seconds=seconds)
+
+
+class OverPeak:
+    params = (("dense", "32x1", "1x32", "16x16"),)
+    param_names = ("product",)
+
+    def setup(self, name):
+        self.product = Product("32x1" if name == "dense" else name, 0.9)
+
+    @sampled("ratio")
+    def track_over_peak(self, name):
+        product = self.product
+        if name == "dense":
+            return over_peak(product.dense(), 2.0 * COLUMNS * product.w.size).samples
+        return over_peak(product.call(), 2.0 * COLUMNS * np.count_nonzero(product.w)).samples
 
 
 class OverDense:
@@ -164,6 +210,9 @@ GOALS = [  # how many times faster, than what
 ]
 
 if __name__ == "__main__":
+    share = over_peak(Product("32x1", 0.9).dense(), 2.0 * ROWS * LENGTH * COLUMNS, 2.0).ratio
+    print(f"NumPy's dense product does {share:.2f} of the multiply-adds the processor can do: with")
+    print(f"a tenth of the entries, no product is more than {10.0 / share:.1f} times as fast.")
     print(f"{ROWS} x {LENGTH} times {COLUMNS} columns, float32, one worker")
     print(f"{'block':>6}{'sparsity':>9}{'than':>7}{'goal':>6}{'times faster, rows, columns':>30}")
     for block, sparsity, peer, goal in GOALS:
