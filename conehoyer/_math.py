@@ -280,7 +280,10 @@ def advance(kind, p, tol, st, nu, s, q):
     arrived = arrived and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
     can_step = nu > 0.0 and (nu > p or not cone)
     if can_step or arrived:
-        step = offset if arrived else newton_offset(kind, p, nu, s, q)
+        step = newton_offset(kind, p, nu, s, q) if can_step else offset
+        near = 2.0**-16 if nu == st.nu else 2.0**-36  # no entries come back, or hardly any
+        if arrived and not abs(step - offset) <= near * (s / nu - offset):
+            step = offset
         # The same support twice, or no progress from the left: solved.
         solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
         # Do not chase a step that passed τ* by more.

@@ -458,6 +458,21 @@ def test_entries_on_the_threshold_but_for_rounding(kind):
         assert close(x, oracle.project_cai(y, level))
 
 
+@pytest.mark.parametrize("kind", ["near constant", "few outliers"])
+def test_levels_a_little_below_the_score(kind):
+    """Where the entries are nearly alike, H hardly depends on τ: a right score is not enough."""
+    rng = np.random.default_rng(7)
+    for _ in range(400):
+        n = int(rng.choice([3, 7, 33, 130, 3000, 40_000]))
+        if kind == "near constant":
+            y = 1.0 + 10.0 ** rng.uniform(-9, -1) * rng.standard_normal(n)
+        else:
+            y = np.where(rng.random(n) < rng.random() ** 3, 1.0, rng.choice([0.1, 0.5, 0.9]))
+        score = ch.hoyer_score(y)
+        for level in score * (1.0 - 10.0 ** rng.uniform(-9, -2, 2)):
+            assert close(ch.project_cai(y, max(level, 1.0)), oracle.project_cai(y, max(level, 1.0)))
+
+
 @pytest.mark.parametrize("dtype", BOTH)
 def test_many_small_entries_beside_few_large_ones(dtype):
     """τ among the small ones: its rounding comes from the large ones, and spans several entries."""
