@@ -3,7 +3,7 @@
 Numba keys its disk cache by a function's own file, signature and CPU, but neither by
 the options nor by the helpers in other files: an edited helper would give the old
 answer.  Therefore the qualified name of every kernel carries a digest of the kernel
-sources and of the options.
+sources and of the options.  Nor does it expect several processes that compile at once.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import numba
+from numba.core.caching import IndexDataCacheFile
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
@@ -39,6 +40,21 @@ def warn_no_cache() -> None:
     )
 
 
+class _CacheFile(IndexDataCacheFile):
+    """Names the file of a compiled signature after the signature.
+
+    Numba numbers them.  Two processes that compile a kernel at once, for float32 and float64, take
+    the same number; then one of the files lies under the other's signature, for ever.
+    """
+
+    def save(self, key, data):
+        name = f"{self._index_name}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
+        self._save_data(name, data)
+        overloads = self._load_index()
+        overloads[key] = name
+        self._save_index(overloads)  # of two at once the last wins: the other compiles again
+
+
 def kernel(function=None, **options):
     """Compile on first call, release the GIL, cache on disk where that is possible."""
     if function is None:
@@ -49,6 +65,7 @@ def kernel(function=None, **options):
     dispatcher = numba.njit(**options)(function)
     try:
         dispatcher.enable_caching()
+        dispatcher._cache._cache_file.__class__ = _CacheFile
     except RuntimeError:  # no locator: a read-only install
         warn_no_cache()
     return dispatcher

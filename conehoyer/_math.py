@@ -446,9 +446,9 @@ def lowered(level, margin):
 
 
 @register_jitable
-def wider(margin):
-    """The next margin to try."""
-    return max(2.0 * margin, 2.0**-53)
+def wider(margin, itemsize):
+    """The next margin to try: they begin at the rounding of the threshold."""
+    return max(8.0 * margin, 2.0**-53 if itemsize == 8 else 2.0**-32)
 
 
 # The iterative projection onto the CAI cone: interpolate towards the axis, clip, repeat.

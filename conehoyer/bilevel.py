@@ -18,7 +18,7 @@ from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
 from ._threads import resolve_workers, run_split
-from .levels import level_of_norms
+from .levels import levels_of_rows
 
 _DEALT_FROM = 1 << 20  # bytes below which dealing out a loop takes longer than one thread for all
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
@@ -573,5 +573,5 @@ def level_for_groups(
         norms, _ = _groups.norms(read[b], parts, norm, 1)
         if not np.isfinite(norms).all():
             raise _checks.not_finite()
-        levels[b] = level_of_norms(norms, int(counts[b]), data.slack)
+        levels[b] = levels_of_rows(norms[None], counts[b : b + 1], data.slack)[0]
     return levels.reshape(batch)[()]

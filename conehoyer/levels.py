@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from . import _checks
 from . import _math as m
 from ._cpu import engine, passes
+from ._cpu import levels as kernels
 from ._cpu.arrays import LOG, WANTED
 from ._dispatch import on_device, takes_tensors
 from .scores import hoyer_score
@@ -45,9 +46,9 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     Notes
     -----
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
-    `nnz` largest; where rounding would let that entry in, the level is lowered by the
-    least power of two of its last bit that keeps it out, which the projection itself is
-    asked for.  O(n) a slice.  If at least `nnz` entries tie at the top the level starts at
+    `nnz` largest; where rounding would let that entry in, the level is lowered by its last
+    bit (2⁻³² of it for float32), or eight times as much, and so on, until the projection itself
+    keeps it out.  O(n) a slice.  If at least `nnz` entries tie at the top the level starts at
     `nnz` (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
     wanted the level is n.
 
@@ -74,36 +75,34 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     z = _checks.rows(s)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
-    result = np.empty(len(z))
-    for r in range(len(z)):
-        result[r] = level_of_norms(z[r], int(counts[r]), s.slack)
-    return result.reshape(s.batch)[()]
+    return levels_of_rows(z, counts, s.slack).reshape(s.batch)[()]
 
 
-def level_of_norms(z, k, tol):
-    """The largest level whose computed projection has at most k nonzeros."""
-    n = z.size
-    if np.count_nonzero(z) <= k:
-        return float(max(n, 1))
-    a = np.abs(z)
-    top = a.max()
-    if np.count_nonzero(a == top) >= k:
-        level = float(k)
-    else:
-        edge = float(np.partition(a, n - k - 1)[n - k - 1])
-        gaps = np.maximum(a.astype(np.float64) - edge, 0.0)
-        level = float(hoyer_score(gaps))
-    out, table = np.empty((1, n), z.dtype), np.zeros((1, LOG))
-    margin = 0.0
-    while True:
-        # Rounding, or the slack of "already feasible", may let the entry at the edge in:
-        # ask the projection itself.
-        trial = m.lowered(level, margin)
-        table[0, WANTED] = trial
-        engine.project_rows(m.CAI, True, tol, True, z[None], out, True, table, 0, 1)
-        if trial == 1.0 or np.count_nonzero(out) <= k:
-            return trial
-        margin = m.wider(margin)
+def levels_of_rows(z, counts, tol):
+    """The largest levels whose computed projections of the rows have at most so many nonzeros."""
+    levels = np.empty(len(z))
+    kernels.edge_levels(z, counts, levels, 0, len(z))
+    for r in np.flatnonzero(np.isnan(levels)):  # squares of the gaps over- or underflow
+        magnitudes = np.abs(z[r].astype(np.float64))
+        edge = np.partition(magnitudes, z.shape[1] - counts[r] - 1)[z.shape[1] - counts[r] - 1]
+        levels[r] = hoyer_score(np.maximum(magnitudes - edge, 0.0))
+    # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
+    # projection itself.
+    result, margin = levels.copy(), 0.0
+    rows, numbers, room = z, np.arange(len(z)), np.empty_like(z)
+    while len(rows):
+        trial = np.maximum(levels[numbers] * (1.0 - margin), 1.0)
+        result[numbers] = trial
+        table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
+        table[:, WANTED] = trial
+        engine.project_rows(m.CAI, True, tol, True, rows, out, True, table, 0, len(rows))
+        nonzeros = np.empty(len(rows), np.int64)
+        kernels.count_nonzeros(out, nonzeros)
+        dense = (nonzeros > counts[numbers]) & (trial > 1.0)
+        if not dense.all():
+            rows, numbers = rows[dense], numbers[dense]
+        margin = m.wider(margin, z.itemsize)
+    return result
 
 
 def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:

@@ -8,6 +8,7 @@ from . import _checks
 from . import _math as m
 from ._cpu import classic, engine, passes
 from ._cpu.arrays import LOG, NORM, STATUS, WANTED
+from ._cpu.levels import count_nonzeros
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
@@ -591,7 +592,7 @@ def _project(
     if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
         _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
-    return (result, _info(s, result, table)) if full_output else result
+    return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
 def _project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
@@ -627,9 +628,14 @@ def _complain(status, check_finite):
     warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 5)
 
 
-def _info(s, result, table):
+def _info(s, rows, result, table):
     """The report of the kernels, in the slices' shape."""
-    nnz = np.count_nonzero(result, axis=s.axis)
+    if rows.dtype == result.dtype:
+        counts = np.empty(len(rows), np.int64)
+        count_nonzeros(rows, counts)
+        nnz = counts.reshape(s.batch)[()]
+    else:  # small entries may have become zero
+        nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
         status, threshold, level, count = table[0, :LOG]
         log = table[0, LOG:]

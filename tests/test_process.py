@@ -230,6 +230,18 @@ def test_a_fresh_cache_is_filled_and_then_used(tmp_path):
     assert {f: f.stat().st_mtime_ns for f in cache_files(tmp_path, "nbc")} == files
 
 
+def test_processes_that_compile_at_once_take_different_files(tmp_path):
+    """Each writes as if it were alone: what one has compiled must not get the other's name."""
+    names = []
+    for kind in ("float32", "float64"):
+        cache = tmp_path / kind
+        code = f"import numpy as np, conehoyer; conehoyer.hoyer_score(np.ones(9, np.{kind}))"
+        run(code, NUMBA_CACHE_DIR=str(cache))
+        names.append({file.name for file in cache_files(cache, "nbc") if "score_rows" in file.name})
+        assert names[-1]
+    assert not names[0] & names[1]
+
+
 def test_a_helper_edited_after_caching_is_noticed(tmp_path):
     """Numba's key does not see helpers in other files: the old answer would come back."""
     root = copy_package(tmp_path)

@@ -133,6 +133,25 @@ class Layouts:
         ).samples
 
 
+class Beside:
+    """What goes with a projection, over the projection itself: its level, and its report."""
+
+    params = (DTYPES, SIZES, TWO)
+    param_names = ("dtype", "n", "kept")
+
+    def setup(self, dtype, n, kept):
+        self.problem = Problem("project_cai", data("gaussian", n, dtype), kept)
+
+    @sampled("ratio")
+    def track_level_for_nnz(self, dtype, n, kept):
+        find = partial(conehoyer.level_for_nnz, self.problem.y, round(kept * n))
+        return compare((find, self.problem.call())).samples
+
+    @sampled("ratio")
+    def track_full_output(self, *params):
+        return compare((self.problem.call(full_output=True), self.problem.call())).samples
+
+
 class TwoWorkers:
     """Against the floor with two threads, one on each half."""
 

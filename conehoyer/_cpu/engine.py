@@ -154,7 +154,7 @@ def _split(st, z):
 
 
 @helper
-def _take_sample(z, absolute, sample):
+def take_sample(z, absolute, sample):
     """Fill the sample with short runs, one from each stratum of the slice."""
     count = sample.size // RUN
     stratum = z.size / count
@@ -281,7 +281,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
     sample, room = buffer[: count * RUN], buffer[count * RUN : 2 * count * RUN]
-    _take_sample(z, absolute, sample)
+    take_sample(z, absolute, sample)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge

@@ -150,7 +150,7 @@ def lower_levels(k_one, k_each, n, info, levels, trials, margins, flags):
                 trials[r] = float64(n)  # from now on the projection has nothing to do
                 margins[r] = _DONE
             else:
-                margins[r] = m.wider(margins[r])
+                margins[r] = m.wider(margins[r], 8)
                 trials[r] = m.lowered(levels[r], margins[r])
                 cuda.atomic.add(flags, _PENDING, 1)
         r += cuda.gridsize(1)
