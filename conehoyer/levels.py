@@ -47,10 +47,10 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     -----
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
     `nnz` largest; where rounding would let that entry in, the level is lowered by its last
-    bit (2⁻³² of it for float32), or eight times as much, and so on, until the projection itself
-    keeps it out.  O(n) a slice.  If at least `nnz` entries tie at the top the level starts at
-    `nnz` (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
-    wanted the level is n.
+    bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, until the
+    projection itself keeps it out.  O(n) a slice.  If at least `nnz` entries tie at the top the
+    level starts at `nnz` (`project_cai` then keeps the first of them).  If the slice has no more
+    nonzeros than wanted the level is n.
 
     Examples
     --------

@@ -207,9 +207,36 @@ def test_labels_of_full_shape_are_one_projection():
     np.testing.assert_array_equal(x.any(axis=(0, 1)), info.kept)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (4, 4), (16, 16)], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+def test_rows_of_several_registers(dtype, groups, inner):
+    """Each entry counts, wherever it lies in a register, and NaN and inf do."""
+    rng = np.random.default_rng(21)
+    y = rng.standard_normal((22, 150)).astype(dtype)
+    labels = labels_of(groups, *y.shape)
+    expected = reference(y, labels, inner, radius=10.0)[0]
+    x = ch.project_bilevel(y, radius=10.0, groups=groups, inner=inner)
+    tol = 1e-5 if dtype is np.float32 else 1e-12
+    np.testing.assert_allclose(x, expected, rtol=0, atol=tol * np.abs(expected).max())
+    for place in rng.choice(y.size, 40, replace=False):
+        z = y.copy()
+        z.flat[place] = 1e6  # the largest norm is that of its group
+        _, info = ch.project_bilevel(z, 1.0, groups=groups, inner=inner, full_output=True)
+        kept = info.kept.ravel()
+        assert kept.sum() == 1
+        assert kept[labels.flat[place]]
+        for bad in (np.nan, np.inf):
+            z.flat[place] = bad
+            with pytest.raises(ValueError, match="x must be finite"):
+                ch.project_bilevel(z, 2.0, groups=groups, inner=inner)
+
+
 @pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (8, 8), (600, 1)], ids=str)
+@pytest.mark.parametrize(
+    "groups", ["columns", "rows", "diagonals", (4, 4), (8, 8), (600, 1)], ids=str
+)
 def test_workers_do_not_change_a_bit(groups, inner):
     rng = np.random.default_rng(8)
     y = rng.standard_normal((1100, 300)).astype(np.float32)
@@ -329,8 +356,9 @@ def test_not_finite(bad, groups, inner):
     y = np.random.default_rng(14).standard_normal((3, 9, 8))
     y[1, 4, 3] = bad
     for workers in (1, 2):
-        with pytest.raises(ValueError, match="x must be finite"):
-            ch.project_bilevel(y, 2.0, groups=groups, inner=inner, workers=workers)
+        for x in (y, y[1]):  # several matrices are dealt out, the rows of one as well
+            with pytest.raises(ValueError, match="x must be finite"):
+                ch.project_bilevel(x, 2.0, groups=groups, inner=inner, workers=workers)
     with pytest.raises(ValueError, match="x must be finite"):
         ch.level_for_groups(y, 2, groups=groups, inner=inner)
     x = ch.project_bilevel(y, 2.0, groups=groups, inner=inner, check_finite=False)

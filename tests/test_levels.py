@@ -74,6 +74,24 @@ def test_the_level_is_the_largest(name):
                 assert kept >= np.count_nonzero(a > clear), (n, k)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("run", [1, 100, 3000])
+def test_a_sample_that_misleads(dtype, run):
+    """Zeros, or small entries, that lie side by side: a sample may see too many, or none."""
+    rng = np.random.default_rng(3)
+    for n in (20_000, 200_000):
+        for part in (0.02, 0.5, 0.98):
+            keep = np.repeat(rng.random(-(-n // run)) < part, run)[:n]
+            for floor in (0.0, 0.1):
+                x = (rng.standard_normal(n) * np.where(keep, 1.0, floor)).astype(dtype)
+                a = np.sort(np.abs(x))[::-1]
+                nonzeros = np.count_nonzero(x)
+                for k in {1, max(nonzeros // 2, 1), max(nonzeros - 1000, 1), max(nonzeros - 1, 1)}:
+                    kept = np.count_nonzero(ch.project_cai(x, ch.level_for_nnz(x, k)))
+                    clear = a[k] * (1.0 + (1e-4 if dtype is np.float32 else 1e-9))
+                    assert np.count_nonzero(a > clear) <= kept <= k, (n, part, floor, k)
+
+
 def test_enough_room_gives_n():
     assert ch.level_for_nnz(np.array([1.0, 2.0, 3.0]), 3) == 3
     assert ch.level_for_nnz(np.array([1.0, 2.0, 3.0]), 50) == 3

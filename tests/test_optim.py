@@ -541,6 +541,7 @@ def test_parameters_of_any_strides(groups):
 # --- what is not finite ----------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, "square"])
 @pytest.mark.parametrize("workers", [1, 2])

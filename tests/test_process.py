@@ -189,7 +189,7 @@ def test_parts_of_a_call():
 
 def test_waiting_for_a_thread_that_does_not_come_ends():
     ended = np.array([1, 0, 1])
-    waiting.for_all(ended)
+    waiting.for_all(ended)  # the call returns
     np.testing.assert_array_equal(ended, [1, 0, 1])
 
 

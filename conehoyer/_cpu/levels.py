@@ -29,8 +29,8 @@ def _count_above(z, theta):
 def _select(seen, rank, room):
     """The magnitude that is exceeded by at most `rank` others, and equalled or exceeded by more.
 
-    It is not 0.  `room` is as long as `seen`, and may be the same.  Bisects over values, and keeps
-    what lies between the bounds.
+    More than `rank` magnitudes must not be 0.  `room` is as long as `seen`, and may be the same.
+    Bisects over values, and keeps what lies between the bounds.
     """
     real = seen.dtype.type
     zero, lo, absolute = real(0.0), real(0.0), True
@@ -51,6 +51,8 @@ def _select(seen, rank, room):
             rank -= above
             top = middle
         stored = passes.band(seen, absolute, zero, lo, top, room)[3]
+        if stored == 0:
+            return zero  # there were too few, after all
         seen, absolute = room[:stored], False
 
 
@@ -67,7 +69,7 @@ def _edge(z, rank, room):
         width = 4.0 * math.sqrt(place * (1.0 - rank / n)) + 4.0
         kept = _count_above(sample, zero)
         hi, lo = real(math.inf), zero
-        if place > width:
+        if width < place < kept + width:
             hi = _select(sample, int(place - width), spare)
         if place + width < kept:
             lo = _select(sample, int(place + width), spare)
