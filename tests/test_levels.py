@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import conehoyer as ch
+from conehoyer._cpu import engine, levels
+from conehoyer._jit import entry
 
 
 def counts(x, nnz, axis):
@@ -72,6 +74,20 @@ def test_the_level_is_the_largest(name):
                 # all that stand clear of the edge (ties with entry k + 1 do not)
                 clear = a[k] + 1e-10 * float(np.mean((a - a[k])[a > a[k]], dtype=np.longdouble))
                 assert kept >= np.count_nonzero(a > clear), (n, k)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("factor", [0.0, 0.01, 100.0])
+def test_a_sample_of_nothing_but_exceptions(dtype, factor):
+    n = 20_000
+    places = np.empty(levels.RUNS * engine.RUN)
+    entry(engine.take_sample)(np.arange(n, dtype=np.float64), True, places)
+    x = np.random.default_rng(4).standard_normal(n).astype(dtype)
+    x[places.astype(int)] *= factor
+    a = np.sort(np.abs(x).astype(np.float64))[::-1]
+    for k in (1, 500, np.count_nonzero(x) * 2 // 5, np.count_nonzero(x) - 1):
+        expected = oracle.hoyer_score(np.maximum(a - a[k], 0))
+        assert ch.level_for_nnz(x, k) == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
