@@ -15,6 +15,7 @@ from queue import SimpleQueue
 import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
+DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
 _lock = threading.Lock()
 _jobs: SimpleQueue | None = None
 

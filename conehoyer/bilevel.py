@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _checks, _dispatch, _groups
+from . import _checks, _dispatch, _groups, _threads
 from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
@@ -20,7 +20,6 @@ from ._results import warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import levels_of_rows
 
-_DEALT_FROM = 1 << 20  # bytes below which dealing out a loop takes longer than one thread for all
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
@@ -232,7 +231,7 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
         if work.check_finite and len(read) > 1 and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten
-        if len(read) >= workers > 1 and read.nbytes >= _DEALT_FROM:
+        if len(read) >= workers > 1 and read.nbytes >= _threads.DEALT_FROM:
             run_split(
                 lambda i, j: [
                     work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1)
@@ -263,8 +262,8 @@ class _Bilevel:
     def run(self, z, bound, out, radii, info, workers):
         """Project the matrix z into `out`; fill in the radii and the report."""
         parts, clip = self.parts, self.inner == kernels.LINF
-        slow = self.inner == kernels.L1  # ten times as long as the others
-        if z.nbytes < (_groups.PARALLEL_FROM >> 3 if slow else _groups.PARALLEL_FROM):
+        more = 3 if self.inner == kernels.L1 else 0  # which is much more work
+        if z.nbytes < _groups.PARALLEL_FROM >> more:
             workers = 1
         norms, unit = _groups.norms(z, parts, self.inner, workers)
         info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
@@ -288,7 +287,7 @@ class _Bilevel:
                 self._shrink(z, u / unit, norms / unit, out, workers)
             else:
                 if not clip:
-                    threads = workers if u.nbytes >= _DEALT_FROM else 1
+                    threads = workers if u.nbytes >= _threads.DEALT_FROM else 1
                     run_split(partial(kernels.to_factors, norms, u), len(u), threads)
                 run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
         if unit != 1.0:

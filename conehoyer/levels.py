@@ -12,7 +12,6 @@ from ._cpu import engine, passes
 from ._cpu import levels as kernels
 from ._cpu.arrays import LOG, WANTED
 from ._dispatch import on_device, takes_tensors
-from .scores import hoyer_score
 
 
 @takes_tensors
@@ -82,16 +81,12 @@ def levels_of_rows(z, counts, tol):
     """The largest levels whose computed projections of the rows have at most so many nonzeros."""
     levels = np.empty(len(z))
     kernels.edge_levels(z, counts, levels, 0, len(z))
-    for r in np.flatnonzero(np.isnan(levels)):  # squares of the gaps over- or underflow
-        magnitudes = np.abs(z[r].astype(np.float64))
-        edge = np.partition(magnitudes, z.shape[1] - counts[r] - 1)[z.shape[1] - counts[r] - 1]
-        levels[r] = hoyer_score(np.maximum(magnitudes - edge, 0.0))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
     # projection itself.
     result, margin = levels.copy(), 0.0
     rows, numbers, room = z, np.arange(len(z)), np.empty_like(z)
     while len(rows):
-        trial = np.maximum(levels[numbers] * (1.0 - margin), 1.0)
+        trial = np.array([m.lowered(level, margin) for level in levels[numbers]])
         result[numbers] = trial
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         table[:, WANTED] = trial

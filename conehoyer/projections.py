@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from . import _checks
+from . import _checks, _threads
 from . import _math as m
 from ._cpu import classic, engine, passes
 from ._cpu.arrays import LOG, NORM, STATUS, WANTED
@@ -14,9 +14,7 @@ from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
 
-# Bytes from which on several threads are faster than one: each with slices of its own, and all with
-# the same slice, pass by pass.
-_DEALT_FROM, _SHARED_FROM = 1 << 20, 1 << 23
+_SHARED_FROM = 1 << 23  # bytes of a slice below which one thread is faster than several
 _MOST = np.finfo(float).max
 
 
@@ -571,9 +569,9 @@ def _project(
     if norms is not None:
         table[rows, NORM] = norms
     shared = run is None and workers > count and z.nbytes >= count * _SHARED_FROM
-    if not shared:  # methods other than the engine take some ten times as long
-        least = _DEALT_FROM if run is None else _DEALT_FROM >> 3
-        workers = min(workers, count) if z.nbytes >= least else 1
+    if not shared:
+        more = 0 if run is None else 3  # the other methods are much more work
+        workers = min(workers, count) if z.nbytes >= _threads.DEALT_FROM >> more else 1
     tol, whole = s.slack, not goal.in_place
     if run is None and workers == 1:
         engine.project_rows(kind, absolute, tol, check_finite, z, goal.rows, whole, table, 0, count)

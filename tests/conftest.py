@@ -21,14 +21,13 @@ settings.register_profile("thorough", max_examples=2000, **_common)
 @pytest.fixture
 def every_array_is_large(monkeypatch):
     """As many threads as are asked for, however small the data."""
-    from conehoyer import _groups, bilevel, gsp, optim, projections, scores
+    from conehoyer import _groups, _threads, gsp, optim, projections, scores
 
     for module, name in (
         (_groups, "PARALLEL_FROM"),
-        (bilevel, "_DEALT_FROM"),
+        (_threads, "DEALT_FROM"),
         (gsp, "_PARALLEL_FROM"),
         (optim, "_PARALLEL_FROM"),
-        (projections, "_DEALT_FROM"),
         (projections, "_SHARED_FROM"),
         (scores, "_PARALLEL_FROM"),
     ):

@@ -11,6 +11,7 @@ from functools import cache, partial
 import numpy as np
 
 import conehoyer
+from conehoyer._cpu import waiting
 from conehoyer._threads import run_split
 
 from .common import BLOCKS, PARAMETERS, compare, data, problem, require_processors, sampled
@@ -132,6 +133,17 @@ class FirstCall:
 
     def track_warm_cache(self):
         return first_call(warm=True)
+
+
+class Waiting:
+    """How long a call stays awake for a thread that does not come."""
+
+    def setup(self):
+        self.ended = np.zeros(1, np.int64)
+        waiting.for_all(self.ended)  # compiles
+
+    def time_for_all(self):
+        waiting.for_all(self.ended)
 
 
 class Parts:

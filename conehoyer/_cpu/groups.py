@@ -532,7 +532,7 @@ def all_norms(x, unit, kind, height, width, labels, inner, norms):
 
 @kernel
 def to_roots(squares):
-    """Take square roots in place, in half of NumPy's time."""
+    """Take square roots in place."""
     for g in range(squares.size):
         squares[g] = math.sqrt(squares[g])
 

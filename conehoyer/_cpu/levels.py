@@ -29,8 +29,8 @@ def _count_above(z, theta):
 def _select(seen, rank, room):
     """The magnitude that is exceeded by at most `rank` others, and equalled or exceeded by more.
 
-    More than `rank` magnitudes must not be 0.  `room` is as long as `seen`, and may be the same.
-    Bisects over values, and keeps what lies between the bounds.
+    0 where there are not so many.  `room` is as long as `seen`, and may be the same.  Bisects over
+    values, and keeps what lies between the bounds.
     """
     real = seen.dtype.type
     zero, lo, absolute = real(0.0), real(0.0), True
@@ -52,7 +52,7 @@ def _select(seen, rank, room):
             top = middle
         stored = passes.band(seen, absolute, zero, lo, top, room)[3]
         if stored == 0:
-            return zero  # there were too few, after all
+            return zero
         seen, absolute = room[:stored], False
 
 
@@ -67,12 +67,8 @@ def _edge(z, rank, room):
         engine.take_sample(z, True, sample)
         place = rank / n * size
         width = 4.0 * math.sqrt(place * (1.0 - rank / n)) + 4.0
-        kept = _count_above(sample, zero)
-        hi, lo = real(math.inf), zero
-        if width < place < kept + width:
-            hi = _select(sample, int(place - width), spare)
-        if place + width < kept:
-            lo = _select(sample, int(place + width), spare)
+        hi = _select(sample, int(place - width), spare) if place > width else real(math.inf)
+        lo = _select(sample, int(place + width), spare)
         count, _, _, stored = passes.band(z, True, zero, lo, hi, room)
         if count <= rank < count + stored:
             return _select(room[:stored], rank - int(count), room)
@@ -88,15 +84,18 @@ def _level(z, k, room):
     top = z.dtype.type(passes.largest(z, True))
     if _count_above(z, np.nextafter(top, zero)) >= k:
         return float(k)
-    _, s, q = passes.sums(z, True, np.float64(_edge(z, k, room)), 0.0)
-    if not 1e-200 < q < 1e200:
-        return math.nan
+    edge = _edge(z, k, room)
+    _, s, q = passes.sums(z, True, np.float64(edge), 0.0)
+    if not 1e-200 < q < 1e200:  # squares over- or underflow, which float32 data's do not
+        for i in range(z.size):
+            room[i] = max(abs(z[i]) - edge, zero)
+        s, q, _ = passes.moments(room, True)
     return m.score(m.MAGNITUDES, z.size, s, q)
 
 
 @kernel
 def edge_levels(x, counts, levels, first, last):
-    """Fill in the levels of rows first..last−1; NaN where squares over- or underflow."""
+    """Fill in the levels of rows first..last−1, but for rounding."""
     own_room = np.empty(x.shape[1], x.dtype)
     x, room = uncounted(x), uncounted(own_room)
     for r in range(first, last):

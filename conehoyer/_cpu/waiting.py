@@ -1,6 +1,6 @@
 """Waiting for other threads: awake for a moment, and without the interpreter's lock.
 
-A thread that sleeps takes tens of µs to wake up, on a virtual machine more, and a call of several
+A thread that sleeps takes a while to wake up, on a virtual machine more, and a call of several
 passes would wait that long for each of them.
 """
 
@@ -14,7 +14,7 @@ from .._jit import kernel
 
 # x86 has an instruction for such loops, which leaves the core to its other thread for a while.
 PAUSE = "llvm.x86.sse2.pause" if platform.machine().lower() in ("x86_64", "amd64") else ""
-LOOKS = 4000 if PAUSE else 100_000  # of some tens of ns, or less than one
+LOOKS = 4000 if PAUSE else 100_000  # some 0.1 ms: `bench_calls.Waiting`
 
 
 @intrinsic
