@@ -211,9 +211,7 @@ GOALS = [  # how many times faster, than what
 
 if __name__ == "__main__":
     share = over_peak(Product("32x1", 0.9).dense(), 2.0 * ROWS * LENGTH * COLUMNS, 2.0).ratio
-    print(
-        f"NumPy's dense product does {share:.2f} of the multiply-adds the processor can do: with"
-    )
+    print(f"NumPy's dense product does {share:.2f} of the multiply-adds the processor can do: with")
     print(f"a tenth of the entries none is more than {10.0 / share:.1f} times as fast,", end=" ")
     print(f"with half of them {2.0 / share:.1f} times.")
     print(f"{ROWS} x {LENGTH} times {COLUMNS} columns, float32, one worker")
