@@ -216,11 +216,11 @@ def advance(kind, p, tol, st, nu, s, q):
         With ``status == GO`` the next point to evaluate, otherwise the verdict.
     """
     cone = kind == CAI or kind == HOYER
-    signed = kind == SIMPLEX or kind == HOYER
+    signed = kind == SIMPLEX or (kind == HOYER and st.lo < 0.0)
     passes = st.passes + 1
     anchor, offset, lo, hi = st.anchor, st.offset, st.lo, st.hi
     everything = offset == -math.inf
-    at_zero = st.at_zero or (anchor == 0.0 and offset == 0.0)
+    at_zero = st.at_zero or everything or (anchor == 0.0 and offset == 0.0)
 
     if not math.isfinite(s):
         return State(NONFINITE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
@@ -240,7 +240,11 @@ def advance(kind, p, tol, st, nu, s, q):
         excess = level_excess(p, sd, qd) if cone else sd - p
         if anchor == 0.0 and offset == 0.0 and not signed:
             if excess <= tol * (p * qd if cone else p):
-                return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
+                if kind != HOYER:
+                    return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
+                if not st.at_zero:  # an equality: τ may be negative
+                    lo = -math.inf
+                    return State(GO, 0.0, lo, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0)
         left = nu > 0.0 and excess >= 0.0
         if cone and nu <= p:  # H(d) ≤ ν, with equality only where all d are equal
             left = False
@@ -338,6 +342,16 @@ def advance(kind, p, tol, st, nu, s, q):
     elif not st.pinned and math.isfinite(step) and not (not can_step and overshoots):
         anchor, step = two_sum(anchor, step)
     return State(GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0)
+
+
+@register_jitable
+def unit_of_norm(l2, shift):
+    """The exponent of the unit of a given norm where the data's unit is 2^−shift.
+
+    The data's own, so that the norms can be compared, unless they are far from each other.
+    """
+    own = int(math.frexp(l2)[1])
+    return -shift if abs(own + shift) <= 64 else own
 
 
 @register_jitable

@@ -40,7 +40,8 @@ PATIENCE = 12  # passes after which float32 data are summed in float64
 SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
-SUMS, OWN, BAND, WRITE = 0, 1, 2, 3  # actions; OWN: sums in the data's own precision
+# Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
+SUMS, OWN, BAND, SQUARES, WRITE = 0, 1, 2, 3, 4
 ALL, HEADS, TAILS = 0, 1, 2  # sections of the chunks
 
 
@@ -111,6 +112,20 @@ def _sums_near(st, z, l2, samples):
 def _write_job(st, l2):
     """The verdict is known."""
     return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+
+
+@helper
+def _last_job(kind, st, l2):
+    """The same, but perhaps not yet the norm that the result takes over."""
+    if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
+        return Job(SQUARES, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+    return _write_job(st, l2)
+
+
+@helper
+def _unsigned(kind, st):
+    """CAI for HOYER while τ is sought among the numbers >= 0, where they have the same one."""
+    return m.CAI if kind == m.HOYER and st.lo >= 0.0 else kind
 
 
 @kernel
@@ -209,6 +224,7 @@ def _guess(kind, p, st, nu, s, q):
 
     −inf if there is none, NaN where the sums over- or underflow.
     """
+    kind = _unsigned(kind, st)
     if not (kind == m.L1 or kind == m.CAI):
         return -math.inf
     if not 1e-200 < q < 1e200 and p > 1e-100 * s:
@@ -275,6 +291,7 @@ def _rare(z, inside):
 def _sampled(job, kind, absolute, p, z, buffer, known):
     """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
     st = job.state
+    kind = _unsigned(kind, st)
     samples = job.samples + 1
     plain = _plain_job(st, job.l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
@@ -316,10 +333,13 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
 
 @helper
 def begin(kind, absolute, p, l2, z, buffer):
-    """The first job of a slice."""
-    job = _plain_job(m.start(kind), l2, 0)
-    if z.size >= SAMPLE_FROM and kind != m.HOYER:
+    """The first job of a slice; HOYER looks right of 0 first."""
+    st = m.start(m.CAI if kind == m.HOYER else kind)
+    job = _plain_job(st, l2, 0)
+    if z.size >= SAMPLE_FROM:
         return _sampled(job, kind, absolute, p, z, buffer, NOTHING)
+    if kind == m.HOYER and absolute and l2 < 0.0:  # these sums give the norm as well
+        return _sums_job(st, l2, 0)
     return job
 
 
@@ -343,6 +363,9 @@ def _run_pass(job, absolute, z, buffer, part, marks, first, last):
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
+            stored = 0
+        elif job.action == SQUARES:
+            nu, s, q = passes.sums(chunk, True, 0.0, -math.inf)
             stored = 0
         elif job.action == OWN:
             nu, s, q = passes.own_sums(chunk, absolute, st.anchor, st.offset)
@@ -406,6 +429,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
 def _after_heads(job, kind, p, z, buffer, part, held):
     """From the heads of the chunks, choose a narrower band for the rest."""
     st = job.state
+    kind = _unsigned(kind, st)
     real = z.dtype.type
     nu, s, q, stored = _collect(job, buffer, part)
     candidates = buffer[:stored]
@@ -595,6 +619,10 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     stored += job.held
     l2 = job.l2
     st = job.state
+    if job.action == SQUARES:
+        if not q < 1e200:  # negative entries, which the search has not seen
+            return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+        return _write_job(st, math.sqrt(q))
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(abs(st.anchor) + math.sqrt(q)):
@@ -609,9 +637,10 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             if _rough_start(kind, p, nu, s, q):
                 return _sums_job(st, l2, job.samples)
         known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
-        if st.offset == -math.inf and st.anchor == 0.0:
-            if l2 < 0.0:
-                l2 = math.sqrt(q)
+        everything = st.offset == -math.inf and st.anchor == 0.0
+        if l2 < 0.0 and (everything or (at_zero and absolute and job.action == SUMS)):
+            l2 = math.sqrt(q)
+        if everything:
             if m.equality_holds(kind, p, l2, tol, s, q) and (absolute or passes.nonnegative(z)):
                 return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
         st = m.advance(kind, p, tol, st, nu, s, q)
@@ -634,7 +663,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
             anchor, offset, nu, s = passes.near_top(z, absolute, p)
             st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
-        return _write_job(st, l2)
+        return _last_job(kind, st, l2)
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
@@ -643,7 +672,9 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         else:  # only the band pinned it
             st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
-    if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and kind != m.HOYER:
+    if tau == -math.inf:
+        return _sums_job(st, l2, job.samples)
+    if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and st.lo >= 0.0:
         return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
     if z.itemsize == 4 and st.passes > PATIENCE:
         return _sums_job(st, l2, MOST_SAMPLES)
@@ -751,7 +782,7 @@ def _scale(kind, p, l2, z, scaled):
     if kind <= m.SIMPLEX:
         p = math.ldexp(p, shift)
     elif kind == m.HOYER and l2 >= 0.0:
-        back = int(math.frexp(l2)[1])
+        back = m.unit_of_norm(l2, shift)
         l2 = math.ldexp(l2, -back)
     return shift, back, p, l2
 

@@ -244,7 +244,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
             if kind <= m.SIMPLEX:
                 p = math.ldexp(p, shift)
             elif kind == m.HOYER and l2 >= 0.0:
-                back = int(math.frexp(l2)[1])
+                back = m.unit_of_norm(l2, shift)
                 l2 = math.ldexp(l2, -back)
         attempt += 1
         cuda.syncthreads()
