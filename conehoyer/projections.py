@@ -289,9 +289,11 @@ def project_hoyer(
 def _hoyer_parameters(s, sparseness, l1, l2):
     """Level (L1/L2)² and norm L2 of the slices; a negative L2 stands for the input's norm."""
     n = max(s.length, 1)
-    if l1 is None and l2 is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
-        # The usual call, without the array arithmetic that costs more than the kernel.
-        return min(max(hoyer_ratio(sparseness, n) ** 2, 1.0), float(n)), -1.0
+    if l1 is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
+        # The usual calls, without the array arithmetic that costs more than the kernel.
+        if l2 is None or (isinstance(l2, float) and 0.0 <= l2 <= _MOST):
+            level = min(max(hoyer_ratio(sparseness, n) ** 2, 1.0), float(n))
+            return level, -1.0 if l2 is None else float(l2)
     norms = None
     if l2 is not None:
         norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")

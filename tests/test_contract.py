@@ -437,6 +437,27 @@ def test_zero_dimensional(kind, method):
 # NaN and inf
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_check_finite_where_a_sample_leads(dtype, bad, workers):
+    """The band's sums meet what the sample has not seen; long vectors, parameters of all sizes."""
+    for n in (20_000, 400_000):
+        x = make("gaussian", n).astype(dtype)
+        x[n // 3] = bad
+        for kept in (0.001, 0.01, 0.1, 0.3, 0.5):
+            for project, parameter in (
+                (ch.project_cai, kept * n),
+                (ch.project_hoyer, 1.0 - kept),
+                (ch.project_l1_ball, kept * n),
+                (ch.project_simplex, kept * n),
+            ):
+                with pytest.raises(ValueError, match=r"(?i)\bx\b.*(nan|inf)"):
+                    project(x, parameter, workers=workers)
+                y = project(x, parameter, workers=workers, check_finite=False)
+                assert np.isnan(y).all(), (n, kept, project)
+
+
 @every_method
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -353,6 +353,48 @@ def test_scaled_in_place(n, exponent, project):
     np.testing.assert_array_equal(project(y, p, overwrite_x=True), expected)
 
 
+@pytest.mark.parametrize("n", [5000, 20_000])
+def test_hoyer_of_negative_entries_whose_squares_overflow(n):
+    """The search for a threshold above 0 does not see them; the norm does."""
+    y = np.random.default_rng(n).standard_normal(n)
+    y[7], y[n // 2] = -1e200, -3e190
+    for kept in ({}, {"l2": 2.0}):
+        x = ch.project_hoyer(y, 0.8, nonneg=True, **kept)
+        assert close(x, oracle.project_hoyer(y, 0.8, nonneg=True, **kept))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [100, 5000, 20_000])
+def test_tiny_entries_beside_a_large_negative_one(n, dtype):
+    """What is negative must not set the unit in which the others underflow."""
+    y = (1e-130 if dtype == np.float64 else 1e-30) * make("gaussian", n).astype(dtype)
+    y[n // 3] = -1.0 if dtype == np.float64 else -1e8
+    level = 0.3 * float(oracle.hoyer_score(np.maximum(y, 0)))
+    bound = 1e-12 if dtype == np.float64 else 1e-5
+    assert close(ch.project_cai(y, level, nonneg=True), oracle.project_cai(y, level, True), bound)
+    for given in ({}, {"l2": 3.0}):
+        x = ch.project_hoyer(y, 0.8, nonneg=True, **given)
+        assert close(x, oracle.project_hoyer(y, 0.8, nonneg=True, **given), bound)
+
+
+def test_what_no_scale_can_hold_is_reported():
+    """The threshold lies among entries whose squares underflow beside the smallest entry's."""
+    y = -(0.5 ** np.arange(5000))
+    with pytest.warns(ch.ConvergenceWarning):
+        ch.project_hoyer(y, 0.5, nonneg=True)
+
+
+@pytest.mark.parametrize("seed", [569, 1182, 1696, 1729, 2063])
+def test_float32_ties_whose_sums_round_alike(seed):
+    """Sums of many equal entries, all rounded the same way, once moved H by more than its slack."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(rng.random(6), 5000).astype(np.float32)
+    level = 0.5 * ch.hoyer_score(y)
+    x = ch.project_cai(y, level)
+    assert abs(float(oracle.hoyer_score(x)) / level - 1) <= 1e-6
+    np.testing.assert_array_equal(ch.project_cai(x, level), x)
+
+
 def test_hoyer_whose_result_overflows_is_not_silently_wrong():
     """||y||_2 exceeds the largest float: the largest entry of the answer is infinite."""
     y = np.full(4, 1.5e308)

@@ -620,11 +620,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     l2 = job.l2
     st = job.state
     if job.action == SQUARES:
-        if not q < 1e200:  # negative entries, which the search has not seen
-            return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-        return _write_job(st, math.sqrt(q))
+        # Squares of negative entries, which the search has not seen, may overflow.
+        return _write_job(st, math.sqrt(q) if q < 1e200 else passes.norm(z))
     if job.action == BAND:
-        if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
+        squares = z.itemsize == 4 and job.hi < math.inf and nu > 0.0  # summed in float32
+        if squares and math.isfinite(s):
             if not _in_range(abs(st.anchor) + math.sqrt(q)):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
@@ -767,18 +767,34 @@ def _report(job, kind, p, row):
 
 
 @helper
-def _needs_scaling(status, z):
-    """Whether squares or sums over- or underflow, although the data is finite."""
-    return status == m.RESCALE or (status == m.NONFINITE and passes.all_finite(z))
+def _no_result(job, z, scaled):
+    """The verdict where sums over- or underflow: to scale the data, unless that was done."""
+    st = job.state
+    status = m.NONFINITE
+    if passes.all_finite(z):
+        status = m.CAPPED if scaled else m.RESCALE  # CAPPED: more than any scale can hold
+    return _write_job(
+        m.State(
+            status, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
+            st.passes, st.s, st.q,
+        ),
+        job.l2,
+    )  # fmt: skip
 
 
 @helper
-def _scale(kind, p, l2, z, scaled):
+def _scale(kind, absolute, p, l2, z, scaled):
     """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back."""
-    shift = -int(math.frexp(max(passes.largest(z, True), 0.0))[1])
+    top = passes.largest(z, absolute)
+    if not top > 0.0:
+        top = max(passes.largest(z, True), 0.0)
+    shift = -int(math.frexp(top)[1])
+    least = -(2.0**50) if z.itemsize == 4 else -(2.0**200)  # seen from the top no less than −inf
     for i in range(z.size):
-        scaled[i] = math.ldexp(np.float64(z[i]), shift)
+        scaled[i] = max(math.ldexp(np.float64(z[i]), shift), least)
     back = -shift
+    if kind == m.HOYER and l2 < 0.0 and not absolute:
+        l2 = passes.norm(z)
     if kind <= m.SIMPLEX:
         p = math.ldexp(p, shift)
     elif kind == m.HOYER and l2 >= 0.0:
@@ -830,12 +846,14 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                     job, kind, absolute, p, tol, source, buffer, held, part, table[r, LOG:]
                 )
             attempt += 1
-            if attempt == 2 or not _needs_scaling(job.state.status, z):
+            if job.state.status in (m.RESCALE, m.NONFINITE):
+                job = _no_result(job, z, attempt == 2)
+            if job.state.status != m.RESCALE:
                 break
             if scaled.size == 0:
                 own_scaled = np.empty(n, x.dtype)
                 scaled = uncounted(own_scaled)
-            shift, back, p, l2 = _scale(kind, p, l2, z, scaled)
+            shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled)
             source = scaled
         _report(job, kind, p, report)
         if attempt == 2:

@@ -13,6 +13,7 @@ from .._jit import helper, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
+RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
@@ -70,10 +71,10 @@ def own_sums(z, absolute, anchor, offset):
     zero = simd.sub(edge, edge)
     width = simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
-    nu, s, q = 0, 0.0, 0.0
-    for begin in range(0, pairs, 64 * width):
+    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
+    for begin in range(0, pairs, RUN * z.itemsize * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
-        for i in range(begin, min(begin + 64 * width, pairs), 2 * width):
+        for i in range(begin, min(begin + RUN * z.itemsize * width, pairs), 2 * width):
             a0, a1 = simd.load(z, i), simd.load(z, i + width)
             if absolute:
                 a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
@@ -85,8 +86,8 @@ def own_sums(z, absolute, anchor, offset):
             firsts1 = simd.where(in1, simd.add(firsts1, gap1), firsts1)
             seconds0 = simd.where(in0, simd.multiply_add(gap0, gap0, seconds0), seconds0)
             seconds1 = simd.where(in1, simd.multiply_add(gap1, gap1, seconds1), seconds1)
-        s += simd.total(simd.add(firsts0, firsts1))
-        q += simd.total(simd.add(seconds0, seconds1))
+        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
     firsts, seconds = zero, zero
     for i in range(pairs, z.size, width):
         valid = simd.first_lanes(zero, z.size - i)
@@ -96,7 +97,8 @@ def own_sums(z, absolute, anchor, offset):
         nu += simd.count(inside)
         firsts = simd.where(inside, simd.add(firsts, gap), firsts)
         seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
-    return float(nu), s + simd.total(firsts), q + simd.total(seconds)
+    s, q = simd.add(s, simd.widen(firsts)), simd.add(q, simd.widen(seconds))
+    return float(nu), simd.total(s), simd.total(q)
 
 
 @kernel
@@ -254,8 +256,8 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     width = simd.lanes(z)
-    length = 64 * width
-    nu, s, q, stored = 0, 0.0, 0.0, 0
+    length = 2 * RUN * z.itemsize * width
+    nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
@@ -282,9 +284,9 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
                 inside = simd.either(in0, in1)
                 simd.compress(simd.where(in0, a0, a1), inside, buffer, stored)
                 stored += simd.count(inside)
-        s += simd.total(simd.add(s0, s1))
-        q += simd.total(simd.add(q0, q1))
-    return float(nu), s, q, stored
+        s = simd.add(s, simd.widen(simd.add(s0, s1)))
+        q = simd.add(q, simd.widen(simd.add(q0, q1)))
+    return float(nu), simd.total(s), simd.total(q), stored
 
 
 @helper
@@ -296,8 +298,8 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     width = simd.lanes(z)
-    length = 64 * width
-    s, q = 0.0, 0.0
+    length = 2 * RUN * z.itemsize * width
+    s, q = simd.widen(zero), simd.widen(zero)
     high, inside = marks[0], marks[1]
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
@@ -317,13 +319,13 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
             simd.store_mask(high1, high, place + 1)
             simd.store_mask(simd.not_below(a0, vlo), inside, place)
             simd.store_mask(simd.not_below(a1, vlo), inside, place + 1)
-        s += simd.total(simd.add(s0, s1))
-        q += simd.total(simd.add(q0, q1))
+        s = simd.add(s, simd.widen(simd.add(s0, s1)))
+        q = simd.add(q, simd.widen(simd.add(q0, q1)))
     nu, stored = _pick(z, high, inside, marks[2], buffer)
     if absolute:
         for i in range(stored):
             buffer[i] = abs(buffer[i])
-    return nu, s, q, stored
+    return nu, simd.total(s), simd.total(q), stored
 
 
 @helper
