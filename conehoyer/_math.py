@@ -220,7 +220,7 @@ def advance(kind, p, tol, st, nu, s, q):
     passes = st.passes + 1
     anchor, offset, lo, hi = st.anchor, st.offset, st.lo, st.hi
     everything = offset == -math.inf
-    at_zero = st.at_zero or everything or (anchor == 0.0 and offset == 0.0)
+    at_zero = st.at_zero or everything or (anchor == 0.0 and offset == 0.0 and kind != SIMPLEX)
 
     if not math.isfinite(s):
         return State(NONFINITE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
@@ -283,6 +283,7 @@ def advance(kind, p, tol, st, nu, s, q):
     arrived = cone and not left and st.nu >= 0.0 and nu > 0.0 and not everything
     arrived = arrived and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
     can_step = nu > 0.0 and (nu > p or not cone)
+    far = False
     if can_step or arrived:
         step = newton_offset(kind, p, nu, s, q) if can_step else offset
         near = 2.0**-16 if nu == st.nu else 2.0**-36  # no entries come back, or hardly any
@@ -290,6 +291,11 @@ def advance(kind, p, tol, st, nu, s, q):
             step = offset
         # The same support twice, or no progress from the left: solved.
         solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
+        # But sums relative to an anchor far from the support, as after a step from −1e30, carry
+        # its rounding: once more, from where they say τ is.
+        far = solved and not cone and anchor + step != anchor
+        far = far and abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
+        solved = solved and not far
         # Do not chase a step that passed τ* by more.
         solved = solved or (st.overshoots >= 4 and not left)
         if solved and left and not everything:
@@ -302,12 +308,13 @@ def advance(kind, p, tol, st, nu, s, q):
             return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
         if solved:
             sd, qd = sums_at(nu, s, q, step)
-            if not signed and not at_zero:
+            if not at_zero:
                 # So close to τ = 0 that the input may count as feasible: look there.
                 room = nu - p if nu > p else 0.5
                 slack = 4.0 * tol * (sd / (2.0 * room) if cone else p / nu)
-                if anchor + step <= slack:
-                    return State(GO, 0.0, 0.0, lo, hi, -1.0, 0, False, False, passes, 0.0, 0.0)
+                if abs(anchor + step) <= slack:
+                    zero = -math.inf if signed else 0.0
+                    return State(GO, 0.0, zero, lo, hi, -1.0, 0, False, False, passes, 0.0, 0.0)
             return State(SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
         if passes >= MAX_PASSES:
             sd, qd = sums_at(nu, s, q, step)
@@ -339,9 +346,10 @@ def advance(kind, p, tol, st, nu, s, q):
 
     if not signed and anchor + step <= 0.0:
         anchor, step = 0.0, 0.0
-    elif not st.pinned and math.isfinite(step) and not (not can_step and overshoots):
+    elif (far or not st.pinned) and math.isfinite(step) and not (not can_step and overshoots):
         anchor, step = two_sum(anchor, step)
-    return State(GO, anchor, step, lo, hi, newton, overshoots, st.pinned, at_zero, passes, 0.0, 0.0)
+    pinned = st.pinned and not far
+    return State(GO, anchor, step, lo, hi, newton, overshoots, pinned, at_zero, passes, 0.0, 0.0)
 
 
 @register_jitable

@@ -1,6 +1,5 @@
 """Choosing a level: from a number of nonzeros, or from Hoyer's sparseness."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -148,13 +147,17 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
 
 
 def hoyer_ratio(sparseness, n):
-    """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness."""
-    root = math.sqrt(n) if isinstance(n, int) else np.sqrt(n)
-    return root - sparseness * (root - 1.0)
+    """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness.
+
+    In more than double precision, where there is one: the level is its square, and where
+    thousands of entries tie, the last of them shows the level's last bit.
+    """
+    root = np.sqrt(np.asarray(n, np.longdouble))
+    return 1.0 + (1.0 - sparseness) * (root - 1.0)  # nothing cancels near sparseness 1
 
 
 def level_of_ratio(ratio, n):
     """The level (‖x‖₁/‖x‖₂)² in [1, n]; what is one or n but for rounding becomes it."""
-    level = np.clip(ratio * ratio, 1.0, n)
+    level = np.clip((ratio * ratio).astype(np.float64), 1.0, n)
     level = np.where(level > n * (1.0 - 1e-15), n, level)
     return np.where(level < 1.0 + 1e-15, 1.0, level)

@@ -266,7 +266,7 @@ def project_hoyer(
     >>> x = project_hoyer(y, 0.6)
     >>> x.round(3)
     array([ 3.333, -1.762,  0.19 ,  0.   ])
-    >>> hoyer_sparseness(x).round(12), np.linalg.norm(x) / np.linalg.norm(y)
+    >>> hoyer_sparseness(x).round(12), (np.linalg.norm(x) / np.linalg.norm(y)).round(12)
     (np.float64(0.6), np.float64(1.0))
     """
     s = _checks.slices(x, axis)
@@ -292,8 +292,8 @@ def _hoyer_parameters(s, sparseness, l1, l2):
     if l1 is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
         # The usual calls, without the array arithmetic that costs more than the kernel.
         if l2 is None or (isinstance(l2, float) and 0.0 <= l2 <= _MOST):
-            level = min(max(hoyer_ratio(sparseness, n) ** 2, 1.0), float(n))
-            return level, -1.0 if l2 is None else float(l2)
+            ratio = hoyer_ratio(sparseness, n)
+            return min(max(float(ratio * ratio), 1.0), float(n)), -1.0 if l2 is None else float(l2)
     norms = None
     if l2 is not None:
         norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")

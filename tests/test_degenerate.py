@@ -363,6 +363,54 @@ def test_hoyer_of_negative_entries_whose_squares_overflow(n):
         assert close(x, oracle.project_hoyer(y, 0.8, nonneg=True, **kept))
 
 
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("n", [20, 500, 5000, 70_000])
+def test_masked_entries(n, dtype):
+    """Large negative numbers stand for entries that are to become zero, few or all of them."""
+    bound = 1e-12 if dtype == np.float64 else 1e-5
+    rng = np.random.default_rng(n)
+    for mask in (-1e4, -1e9, -1e20, -1e30, np.finfo(dtype).min):
+        for share in (0.02, 0.5, 0.9, 1.0):
+            y = rng.standard_normal(n).astype(dtype)
+            y[rng.random(n) < share] = mask
+            y[n // 3] = mask
+            for total in (1e-3, 1.0, 1e3):
+                assert close(ch.project_simplex(y, total), oracle.project_simplex(y, total), bound)
+                x = ch.project_hoyer(y, 0.8, l2=total, nonneg=True)
+                ref = oracle.project_hoyer(y, 0.8, l2=total, nonneg=True)
+                assert close(x, ref, bound), (mask, share, total)
+            if share < 1.0:
+                x = ch.project_cai(y, n / 10, nonneg=True)
+                assert close(x, oracle.project_cai(y, n / 10, True), bound)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_totals_far_below_and_above_the_data(sign, dtype):
+    """From the last bits of the largest entry to the entries' sum and beyond."""
+    bound = 1e-12 if dtype == np.float64 else 1e-5
+    for name in ("positive", "gaussian", "geometric_fast", "one_hot_ish", "two_valued"):
+        for n in (300, 16_384, 70_000):
+            y = sign * make(name, n).astype(dtype)
+            for total in np.geomspace(1e-13, 1e12, 11):
+                x = ch.project_simplex(y, total)
+                assert close(x, oracle.project_simplex(y, total), bound), (name, n, total)
+                x = ch.project_l1_ball(y, total, nonneg=True)
+                assert close(x, oracle.project_l1_ball(y, total, True), bound), (name, n, total)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+def test_projecting_long_vectors_twice(dtype):
+    for name in ("gaussian", "integers", "geometric_slow", "near_constant", "sparse"):
+        for n in (16_384, 400_000):
+            y = make(name, n).astype(dtype)
+            for total in (0.5, 20.0, 0.3 * n):
+                x = ch.project_simplex(y, total)
+                np.testing.assert_array_equal(ch.project_simplex(x, total), x)
+                x = ch.project_l1_ball(y, total)
+                np.testing.assert_array_equal(ch.project_l1_ball(x, total), x)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [100, 5000, 20_000])
 def test_tiny_entries_beside_a_large_negative_one(n, dtype):

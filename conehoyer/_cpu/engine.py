@@ -503,7 +503,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             elif quick and not two_sided and not st.pinned:
                 st = _split(st, buffer)
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
-                if math.isfinite(s) and not _in_range(abs(st.anchor) + math.sqrt(q)):
+                if math.isfinite(s) and not _in_range(kind, abs(st.anchor) + math.sqrt(q)):
                     return _verdict(m.RESCALE, st.anchor, 0.0, nu, s, q).state, NOTHING
             else:
                 nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
@@ -579,9 +579,16 @@ def _any_between(candidates, theta, tau):
 
 
 @helper
-def _in_range(size):
+def _near_top(st, absolute, p, z):
+    """The verdict where only entries within p of the largest matter."""
+    anchor, offset, nu, s = passes.near_top(z, absolute, p)
+    return m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
+
+
+@helper
+def _in_range(kind, size):
     """Whether squares of float32 numbers of this size neither overflow nor lose digits."""
-    return 1e-9 < size < 1e15
+    return kind <= m.SIMPLEX or 1e-9 < size < 1e15
 
 
 @helper
@@ -625,14 +632,14 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
     if job.action == BAND:
         squares = z.itemsize == 4 and job.hi < math.inf and nu > 0.0  # summed in float32
         if squares and math.isfinite(s):
-            if not _in_range(abs(st.anchor) + math.sqrt(q)):
+            if not _in_range(kind, abs(st.anchor) + math.sqrt(q)):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
         at_zero = st.anchor == 0.0 and st.offset == 0.0
         if job.action == OWN and z.itemsize == 4 and at_zero:
-            if nu > 0.0 and math.isfinite(s) and not _in_range(math.sqrt(q)):
+            if nu > 0.0 and math.isfinite(s) and not _in_range(kind, math.sqrt(q)):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
             if _rough_start(kind, p, nu, s, q):
                 return _sums_job(st, l2, job.samples)
@@ -660,9 +667,10 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
         if st.status == m.SOFT and rough:
             return _sums_job(_move(st, st.anchor, st.offset, False), l2, MOST_SAMPLES)
+        if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
+            return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
         if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
-            anchor, offset, nu, s = passes.near_top(z, absolute, p)
-            st = m.State(m.SOFT, anchor, offset, 0.0, 0.0, nu, 0, True, True, st.passes + 1, s, 0.0)
+            st = _near_top(st, absolute, p, z)
         return _last_job(kind, st, l2)
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
@@ -767,11 +775,13 @@ def _report(job, kind, p, row):
 
 
 @helper
-def _no_result(job, z, scaled):
+def _no_result(job, kind, absolute, p, z, scaled):
     """The verdict where sums over- or underflow: to scale the data, unless that was done."""
     st = job.state
     status = m.NONFINITE
     if passes.all_finite(z):
+        if kind <= m.SIMPLEX and p < passes.TINY * abs(passes.largest(z, absolute)):
+            return _write_job(_near_top(st, absolute, p, z), job.l2)
         status = m.CAPPED if scaled else m.RESCALE  # CAPPED: more than any scale can hold
     return _write_job(
         m.State(
@@ -786,10 +796,12 @@ def _no_result(job, z, scaled):
 def _scale(kind, absolute, p, l2, z, scaled):
     """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back."""
     top = passes.largest(z, absolute)
-    if not top > 0.0:
+    if kind <= m.SIMPLEX:
+        top = max(abs(top), p)  # what lies further below than p does not count
+    elif not top > 0.0:
         top = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(top)[1])
-    least = -(2.0**50) if z.itemsize == 4 else -(2.0**200)  # seen from the top no less than −inf
+    least = -(2.0**30) if z.itemsize == 4 else -(2.0**200)  # seen from the top no less than −inf
     for i in range(z.size):
         scaled[i] = max(math.ldexp(np.float64(z[i]), shift), least)
     back = -shift
@@ -847,7 +859,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 )
             attempt += 1
             if job.state.status in (m.RESCALE, m.NONFINITE):
-                job = _no_result(job, z, attempt == 2)
+                job = _no_result(job, kind, absolute, report[WANTED], z, attempt == 2)
             if job.state.status != m.RESCALE:
                 break
             if scaled.size == 0:
