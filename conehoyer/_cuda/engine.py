@@ -22,7 +22,8 @@ ROOM = 3  # numbers that a thread needs in shared memory
 SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (256, 64)
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
-L2, TOLD = 12, 13  # told: a State's twelve numbers, and the norm wanted (Hoyer)
+# Told: a State's twelve numbers, the norm wanted (Hoyer), and what smaller entries count as.
+L2, LEAST, TOLD = 12, 13, 14
 NONFINITE, CAPPED, BAD_PARAMETER = 0, 1, 2  # flags: how many slices
 STATUS, THRESHOLD, LEVEL, PASSES, NONZEROS, COLUMNS = 0, 1, 2, 3, 4, 5  # of the report
 
@@ -162,14 +163,14 @@ def largest_of(room, grid, parts, turn, a):
 
 
 @function
-def sums(z, first, stride, f, g, absolute, anchor, offset, exact):
+def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
     """Count, Σ(a − anchor) and Σ(a − anchor)² of this thread's a with a − anchor > offset.
 
-    The data count times f·g, a power of two.  At most four terms are added in the data's
+    The data count times f·g, a power of two, and no less than `least`.  At most four terms are added in the data's
     precision; none where `exact`.
     """
     real = z.dtype.type
-    near, edge = real(anchor), real(offset)
+    near, edge, lowest = real(anchor), real(offset), real(least)
     nu, s, q = 0, 0.0, 0.0
     n, i = z.size, first
     while i < n:
@@ -177,7 +178,7 @@ def sums(z, first, stride, f, g, absolute, anchor, offset, exact):
         for _ in range(4):  # unrolled: four reads at a time
             if i < n:
                 value = z[i] * f * g
-                a = abs(value) if absolute else value
+                a = abs(value) if absolute else (lowest if value < lowest else value)
                 if exact:
                     far = float64(a) - anchor
                     if not far <= offset:  # NaN counts, and so is seen
@@ -222,7 +223,8 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
     first, stride = share(grid)
     f, g = real(1), real(1)
     shift, back, turn, bad = 0, 0, 0, 0.0
-    nonnegative, size, top = absolute, 0.0, 0.0
+    nonnegative, masked, size, top = absolute, False, 0.0, 0.0
+    least, far = -math.inf, 2.0**30 if narrow else 2.0**200
     extreme = p == 0.0 if kind <= m.SIMPLEX else p == 1.0 or (kind == m.HOYER and p >= n)
     attempt = 0
     status = m.RESCALE if extreme else m.GO
@@ -238,6 +240,18 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
                 status = m.NONFINITE
                 break
         if status == m.RESCALE:
+            if kind <= m.SIMPLEX:
+                size = max(abs(top), p)
+                if not extreme and p < TINY * abs(top):  # no scale is needed: see below
+                    cuda.syncthreads()
+                    if t == 0:
+                        conclude(told, m.SOFT, top, 0.0, 0.0)
+                    cuda.syncthreads()
+                    break
+            elif top > 0.0:
+                masked = size > far * top
+                size = top
+            least = -far  # seen from the top no less than −inf
             shift = -int(math.frexp(size)[1])
             f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
             back = -shift
@@ -246,10 +260,16 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
             elif kind == m.HOYER and l2 >= 0.0:
                 back = m.unit_of_norm(l2, shift)
                 l2 = math.ldexp(l2, -back)
+            elif kind == m.HOYER and masked:
+                _, _, q = sums(z, first, stride, real(1), real(1), True, 0.0, 0.0, -math.inf, True)
+                _, _, q = add_up(room, grid, parts, turn, 0.0, 0.0, q)
+                turn = 1 - turn
+                l2 = math.ldexp(math.sqrt(q), shift)
         attempt += 1
         cuda.syncthreads()
         if t == 0:
             told[L2] = l2
+            told[LEAST] = least
             remember(told, m.start(kind))
         cuda.syncthreads()
         if extreme:
@@ -261,7 +281,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
             weight = n / (n // lap * stride + min(n % lap, stride))
         while told[0] == m.GO:
             exact = told[7] != 0.0 or not narrow
-            nu, s, q = sums(z, first, skip * stride, f, g, absolute, told[1], told[2], exact)
+            nu, s, q = sums(z, first, skip * stride, f, g, absolute, least, told[1], told[2], exact)
             nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
             turn = 1 - turn
             if t == 0:
@@ -286,7 +306,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
         return p, 0, 0, turn
     if kind > m.SIMPLEX and extreme:
         if told[L2] < 0.0:
-            nu, s, q = sums(z, first, stride, f, g, True, 0.0, -math.inf, True)
+            nu, s, q = sums(z, first, stride, f, g, True, 0.0, 0.0, -math.inf, True)
             nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
             turn = 1 - turn
             cuda.syncthreads()
@@ -317,7 +337,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
         before, nu = -2.0, -1.0
         while nu != before and told[9] < m.MAX_PASSES:
             before = nu
-            nu, s, q = sums(z, first, stride, f, g, absolute, told[1], told[2], True)
+            nu, s, q = sums(z, first, stride, f, g, absolute, least, told[1], told[2], True)
             nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
             turn = 1 - turn
             if t == 0:
@@ -327,12 +347,12 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
 
 
 @function
-def soft(value, absolute, anchor, offset, dust, factor):
+def soft(value, absolute, least, anchor, offset, dust, factor):
     """sign(value)·factor·d where d = (a − anchor) − offset exceeds dust, else 0."""
-    a = abs(value) if absolute else value
+    a = abs(value) if absolute else (least if value < least else value)
     d = (a - anchor) - offset
     if not d > dust:
-        return value - value
+        return dust - dust
     return math.copysign(d * factor, value) if absolute else d * factor
 
 
@@ -351,12 +371,13 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
     if st.status == m.SOFT or st.status == m.CAPPED:
         anchor = real(st.anchor) if st.pinned else real(st.anchor + st.offset)
         offset = real((st.anchor - float64(anchor)) + st.offset)
-        dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
+        dust, factor, least = real(m.dust(st)), real(m.scale(kind, st, l2)), real(told[LEAST])
         i = first
         while i < n:
             for _ in range(4):
                 if i < n:
-                    value = soft(z[i] * f * g, absolute, anchor, offset, dust, factor) * u * v
+                    value = z[i] * f * g
+                    value = soft(value, absolute, least, anchor, offset, dust, factor) * u * v
                     out[i] = value
                     nonzeros += 1 if value != zero else 0
                 i += stride

@@ -93,6 +93,7 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
         q = nu * (mean * mean) + squares
         st = m.State(status, anchor, offset, 0.0, 0.0, nu, 0, False, False, rounds, s, q)
         engine.remember(told, st)
+        told[engine.LEAST] = -math.inf
     cuda.syncthreads()
     return shift, turn
 

@@ -116,6 +116,28 @@ def test_scales(kind, scale, n, to_gpu, to_host):
     assert error(to_host(project(to_gpu(y))), reference) <= 1e-12
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [20, LONG])
+def test_masked_entries(n, dtype, to_gpu, to_host):
+    """Large negative numbers stand for entries that are to become zero, few or all of them."""
+    rng = np.random.default_rng(n)
+    for mask in (-1e4, -1e9, -1e30, np.finfo(dtype).min):
+        for share in (0.02, 0.5, 1.0):
+            y = rng.standard_normal(n).astype(dtype)
+            y[rng.random(n) < share] = mask
+            y[n // 3] = mask
+            device = to_gpu(y)
+            for total in (1e-3, 1.0):
+                x = to_host(ch.project_simplex(device, total))
+                assert error(x, oracle.project_simplex(y, total)) <= TOLERANCE[y.dtype]
+            if share < 1.0:
+                x = to_host(ch.project_cai(device, n / 10, nonneg=True))
+                assert error(x, oracle.project_cai(y, n / 10, nonneg=True)) <= TOLERANCE[y.dtype]
+                x = to_host(ch.project_hoyer(device, 0.8, l2=2.0, nonneg=True))
+                ref = oracle.project_hoyer(y, 0.8, l2=2.0, nonneg=True)
+                assert error(x, ref) <= TOLERANCE[y.dtype], (mask, share)
+
+
 def test_scales_of_float32(to_gpu, to_host):
     for scale in (1e-30, 1e-12, 1e12, 1e30):
         y = (make("gaussian", 50) * scale).astype(np.float32)
