@@ -497,7 +497,8 @@ def project_simplex(
     ``x = max(y − τ, 0)`` with τ, of any sign, such that ``Σx = total``.  Costs as for
     `project_l1_ball`.  A slice in the simplex (to 1e-14 relative in float64, 1e-6 in
     float32) is returned bit for bit; total 0 gives zeros.  Ties need no rule.  An empty
-    slice stays empty, whatever the total.
+    slice stays empty, whatever the total.  Entries that are to become zero may be large
+    negative numbers, down to the smallest float; not −inf.
 
     References
     ----------

@@ -166,8 +166,8 @@ def largest_of(room, grid, parts, turn, a):
 def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
     """Count, Σ(a − anchor) and Σ(a − anchor)² of this thread's a with a − anchor > offset.
 
-    The data count times f·g, a power of two, and no less than `least`.  At most four terms are added in the data's
-    precision; none where `exact`.
+    The data count times f·g, a power of two, and no less than `least`.  At most four terms are
+    added in the data's precision; none where `exact`.
     """
     real = z.dtype.type
     near, edge, lowest = real(anchor), real(offset), real(least)
