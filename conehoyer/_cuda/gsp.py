@@ -316,7 +316,7 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
                 if st.status == m.NONFINITE:
                     value = real(math.nan)
                 elif not copied:
-                    value *= f * g
+                    value = value * f * g
                     value = engine.soft(value, True, anchor, anchor, offset, dust, factor) * b * c
                 out[row, j] = value
                 count += 1.0 if value != zero else 0.0
