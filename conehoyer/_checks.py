@@ -215,6 +215,36 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
     return goal.array
 
 
+def across(s: Slices, x, out, overwrite_x):
+    """Slices that lie across the memory, and where they go, as two (count, length, width) arrays.
+
+    None unless the result has the same order in memory and is apart from x, or is x.
+    """
+    array, axis = s.array, s.axis
+    if array.ndim < 2 or axis is None or s.dtype is not s.work or array.size == 0:
+        return None
+    if out is None:
+        out = x if overwrite_x and x is array and writable_as(x, s.dtype) else None
+    else:
+        check_out(out, array.shape, s.dtype)
+        if np.may_share_memory(array, out) and not same_memory(array, out):
+            return None
+    result = np.empty_like(array, dtype=s.dtype, subok=False) if out is None else out
+    if array.ndim == 2 and array.flags.f_contiguous and result.flags.f_contiguous:
+        source, target, axis = array.T, result.T, 1 - axis
+    else:
+        source, target = array, result
+    good = source.dtype is s.work and target.dtype is s.work  # and native
+    shape = source.shape
+    width = math.prod(shape[axis + 1 :])
+    good = good and source.flags.c_contiguous and source.flags.aligned and target.flags.carray
+    if not good or width == 1:
+        return None
+    cube = (math.prod(shape[:axis]), shape[axis], width)
+    source = source.reshape(cube)
+    return source if source.flags.writeable else borrowed(source), target.reshape(cube), result
+
+
 def parameter(value, name, s, low, high=math.inf, what=""):
     """A parameter broadcast over the slices, checked for its range.
 

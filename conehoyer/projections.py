@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _checks, _threads
 from . import _math as m
-from ._cpu import classic, engine, passes
+from ._cpu import across, classic, engine, passes
 from ._cpu.arrays import LOG, NORM, STATUS, WANTED
 from ._cpu.levels import count_nonzeros
 from ._dispatch import takes_tensors
@@ -555,6 +555,12 @@ def _project(
         return on_gpu.project(
             s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
         )
+    if run is None and s.array.ndim > 1 and s.axis is not None:
+        cubes = _checks.across(s, x, out, overwrite_x)
+        if cubes is not None:
+            return _project_across(
+                s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
+            )
     z = _checks.rows(s)
     z, goal = _checks.target(s, x, z, out, overwrite_x)
     if z.size == 0:
@@ -596,6 +602,34 @@ def _project(
     return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
+def _project_across(
+    s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
+):
+    """Slices whose entries are not side by side: some at a time become rows."""
+    z, target, result = cubes
+    count, n, columns = z.shape
+    if _checks.same_memory(z, target) and check_finite and not passes.all_finite(z.reshape(-1)):
+        raise _checks.not_finite()
+    table = np.zeros((count * columns, LOG))
+    table[:, WANTED] = levels
+    if norms is not None:
+        table[:, NORM] = norms
+    width = across.width(z, workers)
+    panels = count * -(-columns // width)
+    workers = min(workers, panels) if z.nbytes >= _threads.DEALT_FROM else 1
+    tol = s.slack
+    run_split(
+        lambda i, j: across.project_columns(
+            kind, absolute, tol, check_finite, z, target, table, width, i, j
+        ),
+        panels,
+        workers,
+    )
+    if table[:, STATUS].max() >= m.NONFINITE:
+        _complain(table[:, STATUS], check_finite)
+    return (result, _info(s, None, result, table)) if full_output else result
+
+
 def _project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
@@ -631,7 +665,7 @@ def _complain(status, check_finite):
 
 def _info(s, rows, result, table):
     """The report of the kernels, in the slices' shape."""
-    if rows.dtype == result.dtype:
+    if rows is not None and rows.dtype == result.dtype:
         counts = np.empty(len(rows), np.int64)
         count_nonzeros(rows, counts)
         nnz = counts.reshape(s.batch)[()]

@@ -71,6 +71,56 @@ def test_axis_none_is_one_vector(kind, method):
 
 
 @every_function
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1, 2), 0), ((7, 3), 0), ((64, 40), 0), ((40, 64), 1), ((1000, 33), 0), ((33, 999), 1),
+     ((70_000, 3), 0), ((3, 50, 20), 1), ((3, 50, 20), 0), ((2, 3, 40, 17), 2)],
+)  # fmt: skip
+def test_slices_across_the_memory(kind, shape, axis, dtype, workers):
+    """Bit for bit what contiguous slices give, with a parameter for each, wherever it goes."""
+    function = FUNCTIONS[kind][0]
+    rng = np.random.default_rng(sum(shape))
+    n = shape[axis]
+    for order in "CF":
+        x = np.asarray(rng.standard_normal(shape), dtype, order=order)
+        rows = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+        values = rng.uniform(0, 1, rows.shape[:-1])
+        values = np.maximum(values * n / 2, 1) if kind == "cai" else values
+        expected, told = function(rows, values, full_output=True)
+        expected = np.moveaxis(expected, -1, axis)
+        options = {"axis": axis, "workers": workers}
+        got, info = function(x, values, full_output=True, **options)
+        np.testing.assert_array_equal(got, expected)
+        for field in INFO_FIELDS:
+            np.testing.assert_array_equal(getattr(info, field), getattr(told, field), field)
+        for out in (np.empty_like(x), np.empty(shape, dtype), np.empty(shape, dtype, order="F")):
+            assert function(x, values, out=out, **options) is out
+            np.testing.assert_array_equal(out, expected)
+        frozen = x.copy(order="K")
+        frozen.flags.writeable = False
+        np.testing.assert_array_equal(function(frozen, values, **options), expected)
+        np.testing.assert_array_equal(function(x, values, overwrite_x=True, **options), expected)
+
+
+@every_function
+@pytest.mark.parametrize("shape", [(500, 40), (20_000, 3)])
+def test_nan_in_a_slice_across_the_memory(kind, shape):
+    x = make("gaussian", shape[0] * shape[1]).reshape(shape)
+    x[shape[0] // 3, 1] = np.nan
+    before = x.copy()
+    for options in ({}, {"out": x}, {"overwrite_x": True}, {"out": np.empty_like(x)}):
+        with pytest.raises(ValueError, match=r"(?i)\bx\b.*(nan|inf)"):
+            project(kind, x, axis=0, **options)
+        np.testing.assert_array_equal(x, before)
+    got = project(kind, x, axis=0, check_finite=False)
+    assert np.isnan(got[:, 1]).all()
+    others = np.arange(shape[1]) != 1
+    np.testing.assert_array_equal(got[:, others], project(kind, x[:, others], axis=0))
+
+
+@every_function
 def test_the_default_axis_is_the_last(kind):
     x = make("gaussian", 60).reshape(5, 12)
     np.testing.assert_array_equal(project(kind, x), project(kind, x, axis=-1))

@@ -493,6 +493,49 @@ def store_four_times(typingctx, a, array, index):
     return types.void(a, array, index), codegen
 
 
+@intrinsic
+def transpose(typingctx, source, i, source_stride, target, j, target_stride):
+    """A square of as many entries as a register has lanes, one register a row.
+
+    Row r of the square lies at ``source[i + r*source_stride:]``, and its column r comes to lie
+    at ``target[j + r*target_stride:]``.
+    """
+    vec = _register(source.dtype)
+
+    def places(builder, array, value, first, stride, context):
+        start = _pointer(context, builder, array, value, first, vec)
+        element = _element(vec.element)
+        scalar = builder.bitcast(start, element.as_pointer())
+        for r in range(vec.lanes):
+            far = builder.mul(stride, ir.Constant(ir.IntType(64), r))
+            yield builder.bitcast(builder.gep(scalar, [far]), _llvm(vec).as_pointer())
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(32), vec.lanes)
+        align = vec.element.bitwidth // 8
+        rows = []
+        for pointer in places(builder, source, args[0], args[1], args[2], context):
+            row = builder.load(pointer)
+            row.align = align
+            rows.append(row)
+        step = 1
+        while step < vec.lanes:  # exchange the off-diagonal blocks of this size
+            even = [k if not k & step else vec.lanes + k - step for k in range(vec.lanes)]
+            odd = [k + step if not k & step else vec.lanes + k for k in range(vec.lanes)]
+            for r in range(vec.lanes):
+                if not r & step:
+                    a, b = rows[r], rows[r + step]
+                    rows[r] = builder.shuffle_vector(a, b, ir.Constant(kind, even))
+                    rows[r + step] = builder.shuffle_vector(a, b, ir.Constant(kind, odd))
+            step *= 2
+        targets = places(builder, target, args[3], args[4], args[5], context)
+        for row, pointer in zip(rows, targets, strict=True):
+            builder.store(row, pointer).align = align
+        return context.get_dummy_value()
+
+    return types.void(source, i, source_stride, target, j, target_stride), codegen
+
+
 def _tree(builder, value, count, join):
     """Join the lanes' two halves until one lane is left."""
     while count > 1:

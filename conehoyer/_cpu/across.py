@@ -1,0 +1,64 @@
+"""Slices that lie across the memory: some columns at a time become rows, and columns again.
+
+A few neighbouring columns fit into a cache, where they are projected as rows.  So the array is
+read and written once, and no copy of it is made.
+"""
+
+import numpy as np
+
+from .. import _math as m
+from .._jit import helper, kernel
+from . import engine, simd
+from .arrays import STATUS
+
+BYTES = 1 << 18  # of the columns that are rows at a time, about, in a cache
+
+
+def width(x, workers):
+    """How many neighbouring columns of x become rows at a time: full cache lines, if it can."""
+    count, n, columns = x.shape
+    line = 64 // x.itemsize
+    most = -(-columns * count // workers)  # something to do for every worker
+    wanted = min(BYTES // (n * x.itemsize), most) // line * line
+    return min(max(wanted, line), columns)
+
+
+@helper
+def transpose(source, first, stride, rows, columns, target, begin, target_stride):
+    """``target[begin + c*target_stride + r] = source[first + r*stride + c]``, both flat."""
+    width = simd.lanes(source)
+    whole_rows, whole_columns = rows // width * width, columns // width * width
+    for r in range(0, whole_rows, width):
+        for c in range(0, whole_columns, width):
+            simd.transpose(
+                source, first + r * stride + c, stride,
+                target, begin + c * target_stride + r, target_stride,
+            )  # fmt: skip
+    for r in range(rows):
+        for c in range(whole_columns if r < whole_rows else 0, columns):
+            target[begin + c * target_stride + r] = source[first + r * stride + c]
+
+
+@kernel
+def project_columns(kind, absolute, tol, strict, x, out, table, width, first, last):
+    """Project the columns of each matrix of x into out: panels first..last−1 of `width` columns.
+
+    `out` may be `x`.  `table` has a row for each column; for the rest see `engine.project_rows`.
+    """
+    n, columns = x.shape[1], x.shape[2]
+    panels = (columns + width - 1) // width
+    source, target = x.reshape(x.size), out.reshape(out.size)
+    panel, result = np.empty((width, n), x.dtype), np.empty((width, n), x.dtype)
+    for k in range(first, last):
+        column = k % panels * width
+        count = min(width, columns - column)
+        place = k // panels * n * columns + column
+        row = k // panels * columns + column
+        transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
+        engine.project_rows(
+            kind, absolute, tol, strict, panel, result, True, table[row : row + count], 0, count
+        )
+        for r in range(row, row + count):
+            if strict and table[r, STATUS] == m.NONFINITE:
+                return
+        transpose(result.reshape(result.size), 0, n, count, n, target, place, columns)
