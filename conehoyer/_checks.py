@@ -106,6 +106,12 @@ def rows(s: Slices) -> np.ndarray:
     array = s.array
     if array.ndim == 1:
         array = array[None]
+    elif (cube := _cube(s, array)) is not None:
+        from ._cpu.across import to_rows
+
+        array = np.empty((math.prod(s.batch), s.length), s.work)
+        to_rows(cube if cube.flags.writeable else borrowed(cube), array)
+        return array
     elif s.axis is None:
         array = array.reshape(1, -1)
     else:
@@ -215,13 +221,30 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
     return goal.array
 
 
+def _cube(s, array):
+    """An array of the slices' shape as (count, length, width), if it can be seen so.
+
+    The slices lie along the second axis, and are in order.
+    """
+    axis = s.axis
+    if array.ndim < 2 or axis is None or array.dtype is not s.work or array.size == 0:
+        return None
+    if array.ndim == 2 and array.flags.f_contiguous:
+        array, axis = array.T, 1 - axis
+    shape = array.shape
+    width = math.prod(shape[axis + 1 :])
+    if width == 1 or not array.flags.c_contiguous or not array.flags.aligned:
+        return None
+    return array.reshape(math.prod(shape[:axis]), shape[axis], width)
+
+
 def across(s: Slices, x, out, overwrite_x):
     """Slices that lie across the memory, and where they go, as two (count, length, width) arrays.
 
     None unless the result has the same order in memory and is apart from x, or is x.
     """
-    array, axis = s.array, s.axis
-    if array.ndim < 2 or axis is None or s.dtype is not s.work or array.size == 0:
+    array = s.array
+    if s.dtype is not s.work:
         return None
     if out is None:
         out = x if overwrite_x and x is array and writable_as(x, s.dtype) else None
@@ -229,20 +252,14 @@ def across(s: Slices, x, out, overwrite_x):
         check_out(out, array.shape, s.dtype)
         if np.may_share_memory(array, out) and not same_memory(array, out):
             return None
-    result = np.empty_like(array, dtype=s.dtype, subok=False) if out is None else out
-    if array.ndim == 2 and array.flags.f_contiguous and result.flags.f_contiguous:
-        source, target, axis = array.T, result.T, 1 - axis
-    else:
-        source, target = array, result
-    good = source.dtype is s.work and target.dtype is s.work  # and native
-    shape = source.shape
-    width = math.prod(shape[axis + 1 :])
-    good = good and source.flags.c_contiguous and source.flags.aligned and target.flags.carray
-    if not good or width == 1:
+    source = _cube(s, array)
+    if source is None:
         return None
-    cube = (math.prod(shape[:axis]), shape[axis], width)
-    source = source.reshape(cube)
-    return source if source.flags.writeable else borrowed(source), target.reshape(cube), result
+    result = np.empty_like(array, dtype=s.dtype, subok=False) if out is None else out
+    target = _cube(s, result)
+    if target is None or target.shape != source.shape:
+        return None
+    return source if source.flags.writeable else borrowed(source), target, result
 
 
 def parameter(value, name, s, low, high=math.inf, what=""):

@@ -602,21 +602,19 @@ def _project(
     return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
-def _project_across(
-    s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
-):
+def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output):
     """Slices whose entries are not side by side: some at a time become rows."""
     z, target, result = cubes
-    count, n, columns = z.shape
+    count, _, columns = z.shape
     if _checks.same_memory(z, target) and check_finite and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()
     table = np.zeros((count * columns, LOG))
     table[:, WANTED] = levels
     if norms is not None:
         table[:, NORM] = norms
+    workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.width(z, workers)
     panels = count * -(-columns // width)
-    workers = min(workers, panels) if z.nbytes >= _threads.DEALT_FROM else 1
     tol = s.slack
     run_split(
         lambda i, j: across.project_columns(
