@@ -213,7 +213,11 @@ def same_memory(a, b):
 def deliver(s: Slices, goal: Target) -> np.ndarray:
     """Copy the rows into the result where they are not its own memory."""
     if not goal.direct:
-        if s.axis is None:
+        if (cube := _cube(s, goal.array)) is not None:
+            from ._cpu.across import from_rows
+
+            from_rows(goal.rows, cube)
+        elif s.axis is None:
             goal.array[...] = goal.rows.reshape(s.array.shape)
         else:
             moved = np.moveaxis(goal.array, s.axis, -1)

@@ -49,6 +49,15 @@ def to_rows(x, rows):
 
 
 @kernel
+def from_rows(rows, x):
+    """Copy rows to the columns of the matrices of x."""
+    n, columns = x.shape[1], x.shape[2]
+    source, target = rows.reshape(rows.size), x.reshape(x.size)
+    for k in range(x.shape[0]):
+        transpose(source, k * n * columns, n, columns, n, target, k * n * columns, columns)
+
+
+@kernel
 def project_columns(kind, absolute, tol, strict, x, out, table, width, first, last):
     """Project the columns of each matrix of x into out: panels first..last−1 of `width` columns.
 
