@@ -231,7 +231,11 @@ def _cube(s, array):
     The slices lie along the second axis, and are in order.
     """
     axis = s.axis
-    if array.ndim < 2 or axis is None or array.dtype is not s.work or array.size == 0:
+    if axis is None or array.ndim < 2:
+        return None
+    if axis == array.ndim - 1 and array.flags.c_contiguous:  # the usual case, told quickly
+        return None
+    if array.dtype is not s.work or array.size == 0:
         return None
     if array.ndim == 2 and array.flags.f_contiguous:
         array, axis = array.T, 1 - axis
@@ -248,7 +252,8 @@ def across(s: Slices, x, out, overwrite_x):
     None unless the result has the same order in memory and is apart from x, or is x.
     """
     array = s.array
-    if s.dtype is not s.work:
+    source = _cube(s, array)
+    if source is None or s.dtype is not s.work:
         return None
     if out is None:
         out = x if overwrite_x and x is array and writable_as(x, s.dtype) else None
@@ -256,9 +261,6 @@ def across(s: Slices, x, out, overwrite_x):
         check_out(out, array.shape, s.dtype)
         if np.may_share_memory(array, out) and not same_memory(array, out):
             return None
-    source = _cube(s, array)
-    if source is None:
-        return None
     result = np.empty_like(array, dtype=s.dtype, subok=False) if out is None else out
     target = _cube(s, result)
     if target is None or target.shape != source.shape:

@@ -555,12 +555,11 @@ def _project(
         return on_gpu.project(
             s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
         )
-    if run is None and s.array.ndim > 1 and s.axis is not None:
-        cubes = _checks.across(s, x, out, overwrite_x)
-        if cubes is not None:
-            return _project_across(
-                s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
-            )
+    cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
+    if cubes is not None:
+        return _project_across(
+            s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
+        )
     z = _checks.rows(s)
     z, goal = _checks.target(s, x, z, out, overwrite_x)
     if z.size == 0:
