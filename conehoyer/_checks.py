@@ -19,6 +19,7 @@ except ImportError:  # NumPy < 2
 
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
+_SMALL = 1 << 16  # entries
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
 SLACK = {"float64": 1e-14, "float32": 1e-6}
 MACHINE_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -237,12 +238,15 @@ def _cube(s, array):
         return None
     if array.dtype is not s.work or array.size == 0:
         return None
+    array = np.asarray(array)  # a matrix would stay one
     if array.ndim == 2 and array.flags.f_contiguous:
         array, axis = array.T, 1 - axis
     shape = array.shape
     width = math.prod(shape[axis + 1 :])
     if width == 1 or not array.flags.c_contiguous or not array.flags.aligned:
         return None
+    if array.size > _SMALL and min(width, shape[axis]) * array.itemsize < 64:
+        return None  # not even a cache line's worth: copying as NumPy does is faster
     return array.reshape(math.prod(shape[:axis]), shape[axis], width)
 
 

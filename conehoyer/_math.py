@@ -293,8 +293,10 @@ def advance(kind, p, tol, st, nu, s, q):
         solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
         # But sums relative to an anchor far from the support, as after a step from −1e30, carry
         # its rounding: once more, from where they say τ is.
-        far = solved and not cone and anchor + step != anchor
-        far = far and abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
+        # The same where the support is the last one's, but τ has moved.
+        if solved and not cone and anchor + step != anchor and passes < NEWTON_PASSES:
+            far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
+            far = far or (nu == st.nu and abs(step - offset) > 2.0**-16 * (p / nu))
         solved = solved and not far
         # Do not chase a step that passed τ* by more.
         solved = solved or (st.overshoots >= 4 and not left)

@@ -556,7 +556,7 @@ def _project(
             s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
         )
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
-    if cubes is not None:
+    if cubes is not None and not (workers > 1 and _few_and_long(cubes[0], workers)):
         return _project_across(
             s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
         )
@@ -599,6 +599,12 @@ def _project(
         _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
     return (result, _info(s, goal.rows, result, table)) if full_output else result
+
+
+def _few_and_long(z, workers):
+    """Whether there are fewer slices than workers, each worth sharing."""
+    slices = z.shape[0] * z.shape[2]
+    return workers > slices and z.nbytes >= slices * _SHARED_FROM
 
 
 def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output):

@@ -104,6 +104,18 @@ def test_slices_across_the_memory(kind, shape, axis, dtype, workers):
         np.testing.assert_array_equal(function(x, values, overwrite_x=True, **options), expected)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@every_method
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_matrix_as_out_across_the_memory(kind, method, order):
+    x = np.asarray(make("gaussian", 24).reshape(6, 4), order=order)
+    for axis in (0, 1):
+        expected = project(kind, x, axis=axis, method=method)
+        for out in (np.asmatrix(np.empty((6, 4))), np.ma.array(np.empty((6, 4)))):
+            assert project(kind, x, axis=axis, method=method, out=out) is out
+            np.testing.assert_array_equal(np.asarray(out), expected)
+
+
 @every_function
 @pytest.mark.parametrize("shape", [(500, 40), (20_000, 3)])
 def test_nan_in_a_slice_across_the_memory(kind, shape):

@@ -385,6 +385,44 @@ def test_masked_entries(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", BOTH)
+def test_few_entries_beside_masks(dtype):
+    """The step from the masks is rounded at their scale, and may land anywhere among the rest."""
+    bound = 1e-12 if dtype == np.float64 else 1e-5
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        y = rng.standard_normal(rng.integers(3, 100)).astype(dtype)
+        y[: rng.integers(1, 3)] = -(10.0 ** rng.uniform(7, 25))
+        x = ch.project_simplex(y, 1.0)
+        assert close(x, oracle.project_simplex(y, 1.0), bound), seed
+        assert abs(x.sum(dtype=np.float64) - 1.0) <= 10 * bound
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 37])
+@pytest.mark.parametrize("top", [1e18, 1e24, 1e32])
+def test_ties_far_above_the_rest(top, count):
+    """Only what lies within the radius of the top matters, and that is less than its last bit."""
+    for seed in range(20):
+        y = np.append(np.full(count, top), np.random.default_rng(seed).standard_normal(90))
+        x = ch.project_l1_ball(y, 1.0)
+        assert close(x, oracle.project_l1_ball(y, 1.0)), seed
+
+
+@pytest.mark.parametrize("dtype", BOTH)
+@pytest.mark.parametrize("n", [4, 50, 20_000])
+def test_a_tiny_positive_entry_beside_negative_ones(n, dtype):
+    """Hoyer's threshold is negative then: the positive entry must not set the unit."""
+    bound = 1e-12 if dtype == np.float64 else 1e-5
+    for top in (1e-10, 1e-30) if dtype == np.float32 else (1e-60, 1e-250):
+        y = -(1 + np.random.default_rng(n).random(n)).astype(dtype)
+        y[n // 2] = top
+        for sparseness in (0.01, 0.3, 0.9):
+            for given in ({}, {"l2": 1.0}):
+                x = ch.project_hoyer(y, sparseness, nonneg=True, **given)
+                ref = oracle.project_hoyer(y, sparseness, nonneg=True, **given)
+                assert close(x, ref, bound), (top, sparseness)
+
+
+@pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_totals_far_below_and_above_the_data(sign, dtype):
     """From the last bits of the largest entry to the entries' sum and beyond."""

@@ -1,7 +1,7 @@
 """Slices that lie across the memory: some columns at a time become rows, and columns again.
 
-A few neighbouring columns fit into a cache, where they are projected as rows.  So the array is
-read and written once, and no copy of it is made.
+A few neighbouring columns fit into a cache, unless they are very long, and are projected there as
+rows.  So the array is read and written once, and no copy of all of it is made.
 """
 
 import numpy as np

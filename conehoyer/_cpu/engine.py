@@ -537,8 +537,9 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             and not _any_between(candidates, seen.theta, tau)
         ):
             settled = True  # the same support: no pass needs to tell
+            place = step if kind <= m.SIMPLEX else before.offset
             st = m.State(
-                m.GO, before.anchor, before.offset, before.lo, before.hi, nu, before.overshoots,
+                m.GO, before.anchor, place, before.lo, before.hi, nu, before.overshoots,
                 before.pinned, before.at_zero, before.passes, 0.0, 0.0,
             )  # fmt: skip
         elif newton and curved < 2 and nu > 32.0 and last < seen.theta:
@@ -576,6 +577,14 @@ def _any_between(candidates, theta, tau):
     slack = 4.0 * np.finfo(candidates.dtype).eps
     low, high = low - slack * abs(low), high + slack * abs(high)
     return passes.any_between(candidates, real(low), real(high))
+
+
+@helper
+def _only_top(p, z, absolute, st):
+    """Whether only entries within p of the largest matter, which has far more digits than p."""
+    if st.status == m.CAPPED:
+        return p < passes.TINY * abs(passes.largest(z, absolute))
+    return st.status == m.SOFT and p < passes.TINY * abs(st.anchor)
 
 
 @helper
@@ -653,6 +662,14 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         st = m.advance(kind, p, tol, st, nu, s, q)
         if st.passes <= log.size:
             log[st.passes - 1] = nu
+        if st.offset == -math.inf and at_zero and absolute and l2 >= 0.0:
+            # HOYER: the sums over all entries are the same.
+            if m.equality_holds(kind, p, l2, tol, s, q):
+                return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
+            if job.action == SUMS or z.itemsize == 8:
+                st = m.advance(kind, p, tol, st, float(z.size), s, q)
+                if st.passes <= log.size:
+                    log[st.passes - 1] = z.size
         short = GUESS_FROM <= z.size < SAMPLE_FROM
         if short and st.status == m.GO and st.passes == 1:
             newton, guess = st.anchor + st.offset, _guess(kind, p, st, nu, s, q)
@@ -669,7 +686,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             return _sums_job(_move(st, st.anchor, st.offset, False), l2, MOST_SAMPLES)
         if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
             return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
-        if kind <= m.SIMPLEX and p < passes.TINY * abs(st.anchor) and st.status == m.SOFT:
+        if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
             st = _near_top(st, absolute, p, z)
         return _last_job(kind, st, l2)
     if job.action == BAND and st.pinned and job.state.pinned:
@@ -793,15 +810,24 @@ def _no_result(job, kind, absolute, p, z, scaled):
 
 
 @helper
-def _scale(kind, absolute, p, l2, z, scaled):
-    """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back."""
-    top = passes.largest(z, absolute)
+def _least(z):
+    """What smaller entries count as where the unit is that of the largest."""
+    return -(2.0**30) if z.itemsize == 4 else -(2.0**200)
+
+
+@helper
+def _scale(kind, absolute, p, l2, z, scaled, by_size):
+    """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back.
+
+    `by_size`: the largest magnitude sets the unit, not the largest entry.
+    """
+    top = passes.largest(z, absolute or by_size)
     if kind <= m.SIMPLEX:
         top = max(abs(top), p)  # what lies further below than p does not count
     elif not top > 0.0:
         top = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(top)[1])
-    least = -(2.0**30) if z.itemsize == 4 else -(2.0**200)  # seen from the top no less than −inf
+    least = -math.inf if by_size else _least(z)
     for i in range(z.size):
         scaled[i] = max(math.ldexp(np.float64(z[i]), shift), least)
     back = -shift
@@ -849,9 +875,12 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         z, target, report = x[r], out[r], table[r, :LOG]
         buffer = target if whole else spare
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
-        attempt = 0
+        attempt, by_size = 0, False
         while True:
-            job = _prepare(kind, absolute, p, l2, source, buffer)
+            if by_size:  # from all entries: right of 0 there may be too little to see
+                job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
+            else:
+                job = _prepare(kind, absolute, p, l2, source, buffer)
             while job.action != WRITE:
                 _run_pass(job, absolute, source, buffer, part, marks, 0, part.shape[0])
                 job = _proceed(
@@ -859,16 +888,21 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 )
             attempt += 1
             if job.state.status in (m.RESCALE, m.NONFINITE):
-                job = _no_result(job, kind, absolute, report[WANTED], z, attempt == 2)
-            if job.state.status != m.RESCALE:
+                job = _no_result(job, kind, absolute, report[WANTED], z, attempt > 1)
+            # Hoyer's τ may lie among what the first unit has made equal.
+            st = job.state
+            by_size = attempt == 2 and kind == m.HOYER
+            by_size = by_size and st.anchor + st.offset < 0.25 * _least(z)
+            if st.status != m.RESCALE and not by_size:
                 break
             if scaled.size == 0:
                 own_scaled = np.empty(n, x.dtype)
                 scaled = uncounted(own_scaled)
-            shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled)
+            p, l2 = report[WANTED], report[NORM]
+            shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled, by_size)
             source = scaled
         _report(job, kind, p, report)
-        if attempt == 2:
+        if attempt > 1:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, report)
         elif job.state.status == m.NONFINITE and strict:
             break

@@ -224,7 +224,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
     f, g = real(1), real(1)
     shift, back, turn, bad = 0, 0, 0, 0.0
     nonnegative, masked, size, top = absolute, False, 0.0, 0.0
-    least, far = -math.inf, 2.0**30 if narrow else 2.0**200
+    least, far, whole, given = -math.inf, 2.0**30 if narrow else 2.0**200, False, l2
     extreme = p == 0.0 if kind <= m.SIMPLEX else p == 1.0 or (kind == m.HOYER and p >= n)
     attempt = 0
     status = m.RESCALE if extreme else m.GO
@@ -248,10 +248,11 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
                         conclude(told, m.SOFT, top, 0.0, 0.0)
                     cuda.syncthreads()
                     break
-            elif top > 0.0:
+            elif top > 0.0 and not whole:
                 masked = size > far * top
                 size = top
-            least = -far  # seen from the top no less than −inf
+            least = -math.inf if whole else -far  # seen from the top no less than −inf
+            l2 = given
             shift = -int(math.frexp(size)[1])
             f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
             back = -shift
@@ -295,7 +296,9 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
                     leave_sample(told, kind, narrow)
                 cuda.syncthreads()
         status = int(told[0])
-        if attempt == 2 or not (status == m.RESCALE or status == m.NONFINITE):
+        # Hoyer's τ may lie among what the first unit has made equal.
+        whole = attempt == 2 and masked and kind == m.HOYER and told[1] + told[2] < -0.25 * far
+        if not whole and (attempt > 1 or not (status == m.RESCALE or status == m.NONFINITE)):
             break
         status = m.RESCALE
     if status == m.NONFINITE:

@@ -138,6 +138,17 @@ def test_masked_entries(n, dtype, to_gpu, to_host):
                 assert error(x, ref) <= TOLERANCE[y.dtype], (mask, share)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tiny_positive_entry_beside_negative_ones(dtype, to_gpu, to_host):
+    """Hoyer's threshold is negative then: the positive entry must not set the unit."""
+    for top in (1e-10, 1e-30) if dtype == np.float32 else (1e-60, 1e-250):
+        y = np.array([top, -1.0, -2.0, -3.0], dtype)
+        for sparseness in (0.01, 0.3, 0.9):
+            x = to_host(ch.project_hoyer(to_gpu(y), sparseness, l2=1.0, nonneg=True))
+            ref = oracle.project_hoyer(y, sparseness, l2=1.0, nonneg=True)
+            assert error(x, ref) <= TOLERANCE[y.dtype]
+
+
 def test_scales_of_float32(to_gpu, to_host):
     for scale in (1e-30, 1e-12, 1e12, 1e30):
         y = (make("gaussian", 50) * scale).astype(np.float32)
