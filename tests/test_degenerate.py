@@ -395,6 +395,14 @@ def test_few_entries_beside_masks(dtype):
         x = ch.project_simplex(y, 1.0)
         assert close(x, oracle.project_simplex(y, 1.0), bound), seed
         assert abs(x.sum(dtype=np.float64) - 1.0) <= 10 * bound
+    # Where that step happens to pass entries that belong to the support:
+    for seed in (62, 254):
+        rng = np.random.default_rng(seed)
+        y = rng.standard_normal(10).astype(dtype)
+        y[0] = -(10.0 ** rng.uniform(16, 25))
+        assert close(ch.project_simplex(y, 1.0), oracle.project_simplex(y, 1.0), bound), seed
+    y = np.array([-1e20, -1.4, -1.8, -0.3, -0.6], dtype)
+    assert close(ch.project_simplex(y, 1.0), [0, 0, 0, 0.65, 0.35], 100 * bound)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 37])
