@@ -19,7 +19,7 @@ except ImportError:  # NumPy < 2
 
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
-_SMALL = 1 << 16  # entries
+_SMALL = 1 << 16  # entries: NumPy takes longer to begin than to copy them
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
 SLACK = {"float64": 1e-14, "float32": 1e-6}
 MACHINE_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -108,25 +108,24 @@ def rows(s: Slices) -> np.ndarray:
     if array.ndim == 1:
         array = array[None]
     elif (cube := _cube(s, array)) is not None:
-        from ._cpu.across import to_rows
+        from ._cpu.across import transpose_each
 
-        array = np.empty((math.prod(s.batch), s.length), s.work)
-        to_rows(cube if cube.flags.writeable else borrowed(cube), array)
-        return array
+        count, length, width = cube.shape
+        array = np.empty((count, width, length), s.work)
+        transpose_each(borrowed(cube), array)
+        return array.reshape(count * width, length)
     elif s.axis is None:
         array = array.reshape(1, -1)
     else:
         array = np.moveaxis(array, s.axis, -1).reshape(math.prod(s.batch), s.length)
     if array.dtype is not s.work or not array.flags.carray:
-        array = np.ascontiguousarray(array, dtype=s.work)
-        if not array.flags.writeable:
-            return _Borrowed.view(array)
+        array = borrowed(np.ascontiguousarray(array, dtype=s.work))
     return array
 
 
 def borrowed(array) -> np.ndarray:
-    """A writable view of read-only memory, for kernels that only read it."""
-    return _Borrowed.view(array)
+    """The array, or a writable view of read-only memory, for kernels that only read it."""
+    return array if array.flags.writeable else _Borrowed.view(array)
 
 
 class _Borrowed:
@@ -215,9 +214,10 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
     """Copy the rows into the result where they are not its own memory."""
     if not goal.direct:
         if (cube := _cube(s, goal.array)) is not None:
-            from ._cpu.across import from_rows
+            from ._cpu.across import transpose_each
 
-            from_rows(goal.rows, cube)
+            count, length, width = cube.shape
+            transpose_each(goal.rows.reshape(count, width, length), cube)
         elif s.axis is None:
             goal.array[...] = goal.rows.reshape(s.array.shape)
         else:
@@ -267,9 +267,7 @@ def across(s: Slices, x, out, overwrite_x):
             return None
     result = np.empty_like(array, dtype=s.dtype, subok=False) if out is None else out
     target = _cube(s, result)
-    if target is None or target.shape != source.shape:
-        return None
-    return source if source.flags.writeable else borrowed(source), target, result
+    return None if target is None else (borrowed(source), target, result)
 
 
 def parameter(value, name, s, low, high=math.inf, what=""):

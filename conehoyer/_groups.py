@@ -72,11 +72,9 @@ def stacked(array, x: Matrices) -> np.ndarray:
 def source(x: Matrices) -> np.ndarray:
     """The matrices that the kernels read; the input's memory if it can."""
     array = stacked(x.array, x)
-    flags = array.flags
-    if array.dtype is not x.work or not flags.c_contiguous:
+    if array.dtype is not x.work or not array.flags.c_contiguous:
         array = np.ascontiguousarray(array, dtype=x.work)
-        flags = array.flags
-    return array if flags.writeable else _checks.borrowed(array)
+    return _checks.borrowed(array)
 
 
 def target(x: Matrices, given, read, out, overwrite_x):

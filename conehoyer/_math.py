@@ -292,8 +292,8 @@ def advance(kind, p, tol, st, nu, s, q):
         # The same support twice, or no progress from the left: solved.
         solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
         # But sums relative to an anchor far from the support, as after a step from −1e30, carry
-        # its rounding: once more, from where they say τ is.
-        # The same where the support is the last one's, but τ has moved.
+        # its rounding, and so does a τ that has moved although the support has not: once more,
+        # from where they say τ is.
         if solved and not cone and anchor + step != anchor and passes < NEWTON_PASSES:
             far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
             far = far or (nu == st.nu and abs(step - offset) > 2.0**-16 * (p / nu))

@@ -418,8 +418,7 @@ class SparseAdamW:
             g = np.asarray(array, p.dtype, order="C")
         if not g.flags.aligned or _owner(g) in owners:  # a parameter may change before it is read
             g = g.copy()
-        if not g.flags.writeable:
-            g = _checks.borrowed(g)
+        g = _checks.borrowed(g)
         if self.check_finite and not _gradient_is_bounded(g, workers):
             raise ValueError(
                 f"the gradient of {label} must be finite, and its squares too; nothing was "

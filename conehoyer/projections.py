@@ -556,7 +556,7 @@ def _project(
             s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
         )
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
-    if cubes is not None and not (workers > 1 and _few_and_long(cubes[0], workers)):
+    if cubes is not None and not _worth_sharing(cubes[0].size // s.length, cubes[0], workers):
         return _project_across(
             s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
         )
@@ -568,15 +568,8 @@ def _project(
     if goal.in_place and check_finite and (count > 1 or run is not None):
         if not passes.all_finite(z.reshape(-1)):
             raise _checks.not_finite()  # before any row is overwritten
-    logged = m.MAX_PASSES if full_output and count == 1 else 0
-    table = np.zeros((count, LOG + logged))
-    if logged:
-        table[0, LOG:] = -1.0
-    rows = slice(None) if count > 1 else 0  # one entry is filled in less time
-    table[rows, WANTED] = levels
-    if norms is not None:
-        table[rows, NORM] = norms
-    shared = run is None and workers > count and z.nbytes >= count * _SHARED_FROM
+    table = _table(count, levels, norms, full_output)
+    shared = run is None and _worth_sharing(count, z, workers)
     if not shared:
         more = 0 if run is None else 3  # the other methods are much more work
         workers = min(workers, count) if z.nbytes >= _threads.DEALT_FROM >> more else 1
@@ -601,10 +594,22 @@ def _project(
     return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
-def _few_and_long(z, workers):
-    """Whether there are fewer slices than workers, each worth sharing."""
-    slices = z.shape[0] * z.shape[2]
-    return workers > slices and z.nbytes >= slices * _SHARED_FROM
+def _worth_sharing(count, z, workers):
+    """Whether there are fewer slices than workers, and long ones."""
+    return workers > count and z.nbytes >= count * _SHARED_FROM
+
+
+def _table(count, levels, norms, full_output):
+    """What the kernels are to do with each slice; a single one has room to tell of its passes."""
+    logged = m.MAX_PASSES if full_output and count == 1 else 0
+    table = np.zeros((count, LOG + logged))
+    if logged:
+        table[0, LOG:] = -1.0
+    rows = slice(None) if count > 1 else 0  # one entry is filled in less time
+    table[rows, WANTED] = levels
+    if norms is not None:
+        table[rows, NORM] = norms
+    return table
 
 
 def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output):
@@ -613,12 +618,9 @@ def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_fini
     count, _, columns = z.shape
     if _checks.same_memory(z, target) and check_finite and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()
-    table = np.zeros((count * columns, LOG))
-    table[:, WANTED] = levels
-    if norms is not None:
-        table[:, NORM] = norms
+    table = _table(count * columns, levels, norms, full_output)
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
-    width = across.width(z, workers)
+    width = across.columns_at_once(z, workers)
     panels = count * -(-columns // width)
     tol = s.slack
     run_split(

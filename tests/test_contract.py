@@ -71,7 +71,8 @@ def test_axis_none_is_one_vector(kind, method):
 
 
 @every_function
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("workers", [1, 2, 7])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("shape", "axis"),

@@ -374,7 +374,7 @@ def test_masked_entries(n, dtype):
             y = rng.standard_normal(n).astype(dtype)
             y[rng.random(n) < share] = mask
             y[n // 3] = mask
-            for total in (1e-3, 1.0, 1e3):
+            for total in (1e-3, 1.0, 1e3, 1e20, 1e70 if dtype == np.float64 else 1e30):
                 assert close(ch.project_simplex(y, total), oracle.project_simplex(y, total), bound)
                 x = ch.project_hoyer(y, 0.8, l2=total, nonneg=True)
                 ref = oracle.project_hoyer(y, 0.8, l2=total, nonneg=True)
@@ -402,7 +402,7 @@ def test_few_entries_beside_masks(dtype):
         y[0] = -(10.0 ** rng.uniform(16, 25))
         assert close(ch.project_simplex(y, 1.0), oracle.project_simplex(y, 1.0), bound), seed
     y = np.array([-1e20, -1.4, -1.8, -0.3, -0.6], dtype)
-    assert close(ch.project_simplex(y, 1.0), [0, 0, 0, 0.65, 0.35], 100 * bound)
+    assert close(ch.project_simplex(y, 1.0), oracle.project_simplex(y, 1.0), bound)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 37])
@@ -457,7 +457,7 @@ def test_projecting_long_vectors_twice(dtype):
                 np.testing.assert_array_equal(ch.project_l1_ball(x, total), x)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("n", [100, 5000, 20_000])
 def test_tiny_entries_beside_a_large_negative_one(n, dtype):
     """What is negative must not set the unit in which the others underflow."""

@@ -14,7 +14,7 @@ from .arrays import STATUS
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
 
 
-def width(x, workers):
+def columns_at_once(x, workers):
     """How many neighbouring columns of x become rows at a time: full cache lines, if it can."""
     count, n, columns = x.shape
     line = 64 // x.itemsize
@@ -40,21 +40,13 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
 
 
 @kernel
-def to_rows(x, rows):
-    """Copy the columns of each matrix of x, one after the other, to rows."""
-    n, columns = x.shape[1], x.shape[2]
-    source, target = x.reshape(x.size), rows.reshape(rows.size)
-    for k in range(x.shape[0]):
-        transpose(source, k * n * columns, columns, n, columns, target, k * n * columns, n)
-
-
-@kernel
-def from_rows(rows, x):
-    """Copy rows to the columns of the matrices of x."""
-    n, columns = x.shape[1], x.shape[2]
-    source, target = rows.reshape(rows.size), x.reshape(x.size)
-    for k in range(x.shape[0]):
-        transpose(source, k * n * columns, n, columns, n, target, k * n * columns, columns)
+def transpose_each(x, out):
+    """Transpose each matrix of x into `out`."""
+    count, rows, columns = x.shape
+    source, target = x.reshape(x.size), out.reshape(out.size)
+    for k in range(count):
+        begin = k * rows * columns
+        transpose(source, begin, columns, rows, columns, target, begin, rows)
 
 
 @kernel

@@ -116,7 +116,7 @@ def _write_job(st, l2):
 
 @helper
 def _last_job(kind, st, l2):
-    """The same, but perhaps not yet the norm that the result takes over."""
+    """Write, or first take ‖y‖, where the result is to have that norm and no pass has seen it."""
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
         return Job(SQUARES, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
     return _write_job(st, l2)
@@ -124,7 +124,7 @@ def _last_job(kind, st, l2):
 
 @helper
 def _unsigned(kind, st):
-    """CAI for HOYER while τ is sought among the numbers >= 0, where they have the same one."""
+    """The kind whose τ is sought: CAI for HOYER as long as τ >= 0, where both have the same."""
     return m.CAI if kind == m.HOYER and st.lo >= 0.0 else kind
 
 
@@ -481,6 +481,15 @@ def _verdict(status, anchor, l2, nu, s, q):
 
 
 @helper
+def _advance(kind, p, tol, st, nu, s, q, log):
+    """`m.advance`, and how large the support was, as far as the log has room."""
+    st = m.advance(kind, p, tol, st, nu, s, q)
+    if st.passes <= log.size:
+        log[st.passes - 1] = nu
+    return st
+
+
+@helper
 def _search_band(job, kind, p, tol, buffer, stored, above, log):
     """Find τ among the stored entries; `above` are the sums above the band.
 
@@ -510,9 +519,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
-        st = m.advance(kind, p, tol, st, nu, s, q)
-        if st.passes <= log.size:
-            log[st.passes - 1] = nu
+        st = _advance(kind, p, tol, st, nu, s, q, log)
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
         tau = st.anchor + st.offset
@@ -639,8 +646,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         # Squares of negative entries, which the search has not seen, may overflow.
         return _write_job(st, math.sqrt(q) if q < 1e200 else passes.norm(z))
     if job.action == BAND:
-        squares = z.itemsize == 4 and job.hi < math.inf and nu > 0.0  # summed in float32
-        if squares and math.isfinite(s):
+        if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(kind, abs(st.anchor) + math.sqrt(q)):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
@@ -653,23 +659,17 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             if _rough_start(kind, p, nu, s, q):
                 return _sums_job(st, l2, job.samples)
         known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
-        everything = st.offset == -math.inf and st.anchor == 0.0
-        if l2 < 0.0 and (everything or (at_zero and absolute and job.action == SUMS)):
+        # Sums of all entries: zeros, which τ = 0 leaves out, add nothing to them.
+        complete = st.offset == -math.inf and st.anchor == 0.0
+        complete = complete or (at_zero and absolute and (job.action == SUMS or z.itemsize == 8))
+        if complete and l2 < 0.0:
             l2 = math.sqrt(q)
-        if everything:
-            if m.equality_holds(kind, p, l2, tol, s, q) and (absolute or passes.nonnegative(z)):
+        if complete and m.equality_holds(kind, p, l2, tol, s, q):
+            if absolute or passes.nonnegative(z):
                 return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
-        st = m.advance(kind, p, tol, st, nu, s, q)
-        if st.passes <= log.size:
-            log[st.passes - 1] = nu
-        if st.offset == -math.inf and at_zero and absolute and l2 >= 0.0:
-            # HOYER: the sums over all entries are the same.
-            if m.equality_holds(kind, p, l2, tol, s, q):
-                return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
-            if job.action == SUMS or z.itemsize == 8:
-                st = m.advance(kind, p, tol, st, float(z.size), s, q)
-                if st.passes <= log.size:
-                    log[st.passes - 1] = z.size
+        st = _advance(kind, p, tol, st, nu, s, q, log)
+        if complete and st.status == m.GO and st.offset == -math.inf:
+            st = _advance(kind, p, tol, st, float(z.size), s, q, log)
         short = GUESS_FROM <= z.size < SAMPLE_FROM
         if short and st.status == m.GO and st.passes == 1:
             newton, guess = st.anchor + st.offset, _guess(kind, p, st, nu, s, q)
@@ -697,7 +697,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         else:  # only the band pinned it
             st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
-    if tau == -math.inf:
+    if tau == -math.inf:  # every entry
         return _sums_job(st, l2, job.samples)
     if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and st.lo >= 0.0:
         return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible

@@ -198,6 +198,13 @@ def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
 
 
 @function
+def factors(real, shift):
+    """Two powers of two with the product 2**shift, which may be none itself."""
+    half = shift // 2
+    return real(math.ldexp(real(1), half)), real(math.ldexp(real(1), shift - half))
+
+
+@function
 def facts(z, first, stride):
     """Of this thread's entries: how many are not finite, how many negative; max |z|, max z."""
     bad, negative, size, top = 0.0, 0.0, 0.0, -math.inf
@@ -240,6 +247,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
                 status = m.NONFINITE
                 break
         if status == m.RESCALE:
+            own = -int(math.frexp(size)[1])
             if kind <= m.SIMPLEX:
                 size = max(abs(top), p)
                 if not extreme and p < TINY * abs(top):  # no scale is needed: see below
@@ -254,18 +262,19 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
             least = -math.inf if whole else -far  # seen from the top no less than −inf
             l2 = given
             shift = -int(math.frexp(size)[1])
-            f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+            f, g = factors(real, shift)
             back = -shift
             if kind <= m.SIMPLEX:
                 p = math.ldexp(p, shift)
             elif kind == m.HOYER and l2 >= 0.0:
                 back = m.unit_of_norm(l2, shift)
                 l2 = math.ldexp(l2, -back)
-            elif kind == m.HOYER and masked:
-                _, _, q = sums(z, first, stride, real(1), real(1), True, 0.0, 0.0, -math.inf, True)
+            elif kind == m.HOYER and (extreme or masked):  # no pass will see the norm
+                u, v = factors(real, own)
+                _, _, q = sums(z, first, stride, u, v, True, 0.0, 0.0, -math.inf, True)
                 _, _, q = add_up(room, grid, parts, turn, 0.0, 0.0, q)
                 turn = 1 - turn
-                l2 = math.ldexp(math.sqrt(q), shift)
+                l2 = math.ldexp(math.sqrt(q), shift - own)
         attempt += 1
         cuda.syncthreads()
         if t == 0:
@@ -308,13 +317,6 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
         cuda.syncthreads()
         return p, 0, 0, turn
     if kind > m.SIMPLEX and extreme:
-        if told[L2] < 0.0:
-            nu, s, q = sums(z, first, stride, f, g, True, 0.0, 0.0, -math.inf, True)
-            nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
-            turn = 1 - turn
-            cuda.syncthreads()
-            if t == 0:
-                told[L2] = math.sqrt(q)
         if t == 0:
             if p > 1.0:
                 conclude(told, m.FLAT, -math.inf, 0.0, 0.0)
@@ -366,8 +368,8 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
     real = z.dtype.type
     zero = real(0)
     first, stride = share(grid)
-    f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
-    u, v = real(math.ldexp(1.0, back // 2)), real(math.ldexp(1.0, back - back // 2))
+    f, g = factors(real, shift)
+    u, v = factors(real, back)
     st = recall(told)
     l2 = told[L2]
     nonzeros = 0

@@ -295,9 +295,9 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
         i = place + row
         nu, gap, var, tau = v.nu[i], v.gap[i], v.var[i], v.tau[i]
         shift = -int(v.exponent[i])
-        f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+        f, g = engine.factors(real, shift)
         back = -shift
-        b, c = real(math.ldexp(1.0, back // 2)), real(math.ldexp(1.0, back - back // 2))
+        b, c = engine.factors(real, back)
         count = 0.0
         copied = st.status == m.FEASIBLE or v.top[i] == 0.0 or v.beta[i] == 0.0
         if nu <= 1.0 and not copied and st.status != m.NONFINITE:
@@ -317,7 +317,7 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
                     value = real(math.nan)
                 elif not copied:
                     value = value * f * g
-                    value = engine.soft(value, True, anchor, anchor, offset, dust, factor) * b * c
+                    value = engine.soft(value, True, zero, anchor, offset, dust, factor) * b * c
                 out[row, j] = value
                 count += 1.0 if value != zero else 0.0
         count, _, _ = block.sum_three(room, count, 0.0, 0.0)

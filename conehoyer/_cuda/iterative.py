@@ -64,7 +64,7 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
         cuda.syncthreads()
         return 0, turn
     shift = -int(math.frexp(size)[1])
-    f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+    f, g = engine.factors(real, shift)
     anchor, offset = 0.0, 0.0
     status, rounds, slack = m.CAPPED, 0, tol
     nu, mean, squares = 0.0, 0.0, 0.0

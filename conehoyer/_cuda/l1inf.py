@@ -125,7 +125,7 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
     shift = -int(math.frexp(top)[1])
     if bad > 0.0 or abs(shift) <= (100 if narrow else 900):
         shift = 0
-    f, g = real(math.ldexp(1.0, shift // 2)), real(math.ldexp(1.0, shift - shift // 2))
+    f, g = engine.factors(real, shift)
     if shift != 0:  # sums may have overflowed, or have lost bits
         radius, width = math.ldexp(radius, shift), 0.0
         for base in range(begin, count, step):

@@ -101,6 +101,29 @@ def test_hoyer(n, to_gpu, to_host):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [20, LONG])
+def test_hoyer_takes_over_the_norm(n, dtype, to_gpu, to_host):
+    """Also where no pass of the search sees it: at the ends, and in the unit of the top."""
+    wide = dtype == np.float64
+    for scale in (1e-300, 1e-30, 1.0, 1e300) if wide else (1e-30, 1.0, 1e30):
+        y = (make("gaussian", n) * scale).astype(dtype)
+        for depth in (None, 0.0, 1e9, 1e65, 1e250) if wide else (None, 0.0, 1e9, 1e35):
+            nonneg = depth is not None
+            if nonneg:
+                y[n // 3] = max(-depth * scale, np.finfo(dtype).min / 8)
+            norm = np.sqrt(np.sum(y.astype(LD) ** 2))
+            a = y if nonneg else np.abs(y)
+            signs = 1 if nonneg else np.sign(y)
+            for sparseness, expected in (
+                (0.0, signs * np.full(n, norm / np.sqrt(LD(n)))),
+                (0.5, oracle.project_hoyer(y, 0.5, nonneg=nonneg)),
+                (1.0, signs * np.where(np.arange(n) == a.argmax(), norm, 0)),
+            ):
+                x = to_host(ch.project_hoyer(to_gpu(y), sparseness, nonneg=nonneg))
+                assert error(x, expected) <= TOLERANCE[y.dtype], (scale, sparseness, depth)
+
+
 @pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
 @pytest.mark.parametrize("n", [50, LONG])
