@@ -111,7 +111,7 @@ def test_hoyer_takes_over_the_norm(n, dtype, to_gpu, to_host):
         for depth in (None, 0.0, 1e9, 1e65, 1e250) if wide else (None, 0.0, 1e9, 1e35):
             nonneg = depth is not None
             if nonneg:
-                y[n // 3] = max(-depth * scale, np.finfo(dtype).min / 8)
+                y[n // 3] = max(-depth * scale, float(np.finfo(dtype).min) / 8)
             norm = np.sqrt(np.sum(y.astype(LD) ** 2))
             a = y if nonneg else np.abs(y)
             signs = 1 if nonneg else np.sign(y)
