@@ -232,6 +232,25 @@ def test_rows_of_several_registers(dtype, groups, inner):
                 ch.project_bilevel(z, 2.0, groups=groups, inner=inner)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("groups", ["columns", "rows", (4, 4), (4, 1), (5, 3), (6, 6), (16, 16)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_equal_groups_have_equal_norms(dtype, groups, order):
+    """To the last bit, wherever they lie: they tie."""
+    rng = np.random.default_rng(4)
+    for rows, columns in ((33, 100), (100, 33), (20, 257), (7, 19)):
+        height, width = {"columns": (rows, 1), "rows": (1, columns)}.get(groups, groups)
+        down, across = rows // height, columns // width
+        block = rng.standard_normal((height, width)).astype(dtype)
+        y = np.tile(block, (down + 1, across + 1))[:rows, :columns]
+        for inner in INNER:
+            _, info = ch.project_bilevel(
+                np.asarray(y, order=order), radius=1e9, groups=groups, inner=inner, full_output=True
+            )
+            norms = info.radii.reshape(-(-rows // height), -(-columns // width))[:down, :across]
+            assert np.unique(norms).size == min(norms.size, 1)
+
+
 @pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(

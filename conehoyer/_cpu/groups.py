@@ -254,9 +254,11 @@ def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
     for j in range(0, whole, width):
         four = _sum_down_4(flat, at + j, step, squares, scale)
         simd.store(simd.add(simd.load_like(scale, sums, place + j), four), sums, place + j)
-    for i in range(4):
-        for j in range(whole, count):
-            sums[place + j] += np.float64(_term(flat[at + i * step + j], squares, unit))
+    for j in range(whole, count):  # in the same order: equal columns have equal sums
+        first, second = at + j, at + 2 * step + j
+        ab = _term(flat[first], squares, unit) + _term(flat[first + step], squares, unit)
+        cd = _term(flat[second], squares, unit) + _term(flat[second + step], squares, unit)
+        sums[place + j] += np.float64(ab + cd)
 
 
 @helper
@@ -321,7 +323,8 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     unit = x.dtype.type(unit)
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
-    line = np.empty(columns if blocks else 0)
+    # Whole blocks, so that all of them are added up in one order.
+    line = np.empty((columns + width - 1) // width * width if blocks else 0)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             sums[i, 0] = _sum_of(flat, i * columns, columns, squares, unit)
