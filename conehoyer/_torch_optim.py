@@ -183,9 +183,11 @@ class SparseAdamW(torch.optim.Optimizer):
         jobs = []
         for group in self.param_groups:
             options = optim._checked(group)
-            for p, kept in zip(group["params"], group["mask"], strict=True):
+            masks = _masks(group["mask"], group["params"])  # it may have been changed
+            for p, kept in zip(group["params"], masks, strict=True):
                 if p.grad is None:
                     continue
+                _check_state(self.state.get(p), p)
                 if p.grad.is_sparse:
                     raise TypeError("SparseAdamW takes dense gradients, got a sparse one")
                 jobs.append((p, kept, options, _fused(p)))
@@ -218,6 +220,9 @@ class SparseAdamW(torch.optim.Optimizer):
         renew = options.reweight_every is not None and options.l1 > 0.0
         renew = renew and state["step"] % options.reweight_every == 0
         if fused:
+            for name in state.keys() & {"exp_avg", "exp_avg_sq", "gamma"}:
+                state[name] = state[name].to(p.dtype).contiguous()
+            gamma = None if gamma is None else state["gamma"]
             w = p.detach().numpy()
             optim._step_in_place(
                 w, _memory(p.grad), state["exp_avg"].numpy(), state["exp_avg_sq"].numpy(),
@@ -332,6 +337,16 @@ def _masks(mask, params):
             )
     return [None if one is None else one.to(p.device).contiguous()
             for one, p in zip(mask, params, strict=True)]  # fmt: skip
+
+
+def _check_state(state, p):
+    """Raise if a state has been loaded, or the data replaced, so that they don't fit."""
+    for name in ("exp_avg", "exp_avg_sq") if state else ():
+        if state[name].shape != p.shape:
+            raise ValueError(
+                f"{name} in the state has the shape {tuple(state[name].shape)}, its parameter "
+                f"{tuple(p.shape)}"
+            )
 
 
 def _fused(p):

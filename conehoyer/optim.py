@@ -232,7 +232,9 @@ class SparseAdamW:
         owners = {_owner(p) for group in self.param_groups for p in group["params"]}
         for group in self.param_groups:
             options = _checked(group)
-            for p, mask in zip(group["params"], group["mask"], strict=True):
+            names = group.get("param_names", ())
+            masks = _masks(group["mask"], group["params"], names, np.asarray)  # perhaps new
+            for p, mask in zip(group["params"], masks, strict=True):
                 if given[place] is not None:
                     g = self._gradient(given[place], place, p, owners, workers)
                     state = self._state[place] or _State(0, np.zeros_like(g), np.zeros_like(g))
@@ -616,8 +618,8 @@ def _check_params(arrays, names):
         seen.add(memory)
 
 
-def _masks(mask, arrays, names):
-    """One mask or None for each parameter, as copies."""
+def _masks(mask, arrays, names, make=np.array):
+    """One mask or None for each parameter, as copies unless `make` is another."""
     if mask is None:
         return [None] * len(arrays)
     if isinstance(mask, Mapping):
@@ -638,7 +640,7 @@ def _masks(mask, arrays, names):
     for k, (one, p) in enumerate(zip(mask, arrays, strict=True)):
         if one is not None:
             label = f"parameter {names[k]!r}" if names else f"parameter {k}"
-            one = np.array(one, order="C")
+            one = make(one, order="C")
             if one.dtype != np.bool_:
                 raise TypeError(f"mask of {label} must be boolean, got dtype {one.dtype}")
             if one.shape != p.shape:

@@ -853,3 +853,20 @@ def test_biases_beside_blocks():
     o.param_groups[1]["l1"] = 1.0
     with pytest.raises(ValueError, match="put biases into a parameter group with l1=0"):
         o.step([None, None])
+
+
+def test_a_mask_that_is_given_later_is_checked():
+    p = np.ones(50)
+    optimizer = SparseAdamW([p], lr=0.1)
+    group = optimizer.param_groups[0]
+    group["mask"] = [np.ones(3, bool)]
+    with pytest.raises(ValueError, match="mask of parameter 0 must have its shape"):
+        optimizer.step([np.ones(50)])
+    np.testing.assert_array_equal(p, 1.0)
+    group["mask"] = [[k > 0 for k in range(50)]]
+    optimizer.step([np.ones(50)])
+    assert p[0] == 0.0
+    assert np.all(p[1:] > 0.0)
+    group["mask"] = None
+    optimizer.step([np.ones(50)])
+    assert p[0] < 0.0

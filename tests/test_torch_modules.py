@@ -292,3 +292,47 @@ def test_sparsify(monkeypatch):
     assert isinstance(alone, chtorch.BlockSparseLinear)
     with pytest.raises(ValueError, match="'self_attn' is no linear layer"):
         chtorch.sparsify(make(), ["self_attn"])
+
+
+def test_a_state_that_does_not_fit_is_an_error():
+    p, q = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4000))
+    first, second = chtorch.SparseAdamW([p]), chtorch.SparseAdamW([q])
+    p.grad, q.grad = torch.ones(4), torch.ones(4000)
+    first.step()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    with pytest.raises(ValueError, match="exp_avg in the state has the shape"):
+        second.step()
+    assert torch.equal(q.detach(), torch.ones(4000))
+    p.data, p.grad = torch.ones(6), torch.ones(6)
+    with pytest.raises(ValueError, match="exp_avg in the state has the shape"):
+        first.step()
+
+
+def test_moments_of_another_layout():
+    """A state from a parameter with other strides goes on as in torch's AdamW."""
+    results = []
+    for kind in (chtorch.SparseAdamW, torch.optim.AdamW):
+        a = torch.nn.Parameter(torch.ones(4, 3).t())
+        b = torch.nn.Parameter(torch.ones(3, 4))
+        first, second = kind([a], lr=0.1), kind([b], lr=0.1)
+        a.grad = torch.ones(3, 4)
+        first.step()
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        for _ in range(3):
+            b.grad = torch.full((3, 4), -5.0)
+            second.step()
+        results += [b.detach(), second.state[b]["exp_avg"]]
+    torch.testing.assert_close(results[0], results[2])
+    torch.testing.assert_close(results[1], results[3])
+
+
+def test_a_mask_that_is_given_later_is_checked():
+    p = torch.nn.Parameter(torch.ones(50))
+    optimizer = chtorch.SparseAdamW([p])
+    p.grad = torch.ones(50)
+    optimizer.param_groups[0]["mask"] = [torch.ones(3, dtype=torch.bool)]
+    with pytest.raises(ValueError, match="mask must be boolean and of its parameter's shape"):
+        optimizer.step()
+    optimizer.param_groups[0]["mask"] = None
+    optimizer.step()
+    assert torch.all(p.detach() < 1.0)
