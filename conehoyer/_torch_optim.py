@@ -146,6 +146,10 @@ class SparseAdamW(torch.optim.Optimizer):
                 if kept is not None:
                     p.masked_fill_(~kept, 0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"workers": self.workers, "check_finite": self.check_finite}
+        return super().__getstate__() | own
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take a step.

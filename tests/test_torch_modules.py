@@ -336,3 +336,14 @@ def test_a_mask_that_is_given_later_is_checked():
     optimizer.param_groups[0]["mask"] = None
     optimizer.step()
     assert torch.all(p.detach() < 1.0)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies_of_an_optimizer_go_on(again):
+    p = torch.nn.Parameter(torch.ones(3))
+    other = again(chtorch.SparseAdamW([p], lr=0.1, workers=2, check_finite=False))
+    assert (other.workers, other.check_finite) == (2, False)
+    (q,) = other.param_groups[0]["params"]
+    q.grad = torch.ones(3)
+    other.step()
+    assert torch.all(q.detach() < 1.0)
