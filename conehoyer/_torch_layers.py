@@ -107,7 +107,12 @@ class BlockSparseLinear(torch.nn.Module):
             raise RuntimeError(f"BlockSparseLinear runs on the CPU, got a tensor on {x.device}")
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must have shape (..., {self.in_features}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(f"x must be a real floating tensor, got {x.dtype}")
         return _Product.apply(x, self.bias, self.matrix)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_dense": None}  # made again when asked for
 
     @property
     def block_shape(self) -> tuple[int, int]:

@@ -347,3 +347,19 @@ def test_copies_of_an_optimizer_go_on(again):
     q.grad = torch.ones(3)
     other.step()
     assert torch.all(q.detach() < 1.0)
+
+
+def test_a_layer_whose_weight_was_read_can_be_copied():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    x = torch.ones(1, 4)
+    assert layer.weight.shape == (4, 4)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+        assert np.array_equal(other.matrix.to_dense(), layer.matrix.to_dense())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_a_layer_takes_real_floating_tensors(dtype):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    with pytest.raises(TypeError, match="x must be a real floating tensor, got torch"):
+        layer(torch.ones(1, 4, dtype=dtype))
