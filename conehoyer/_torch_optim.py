@@ -167,7 +167,8 @@ class SparseAdamW(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If a gradient is not finite; nothing has been changed then.
+            If a gradient is not finite, or a mask or a state does not have its parameter's
+            shape; nothing has been changed then.
 
         Examples
         --------
@@ -334,6 +335,8 @@ def _masks(mask, params):
             f"mask must have one entry for each of the {len(params)} parameters, got {len(mask)}"
         )
     for one, p in zip(mask, params, strict=True):
+        if one is not None and not isinstance(one, torch.Tensor):
+            raise TypeError(f"mask must hold tensors or None, got {type(one).__name__}")
         if one is not None and (one.dtype is not torch.bool or one.shape != p.shape):
             raise ValueError(
                 f"mask must be boolean and of its parameter's shape {tuple(p.shape)}, got "

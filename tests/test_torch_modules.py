@@ -333,6 +333,9 @@ def test_a_mask_that_is_given_later_is_checked():
     optimizer.param_groups[0]["mask"] = [torch.ones(3, dtype=torch.bool)]
     with pytest.raises(ValueError, match="mask must be boolean and of its parameter's shape"):
         optimizer.step()
+    optimizer.param_groups[0]["mask"] = [[True] * 50]
+    with pytest.raises(TypeError, match="mask must hold tensors or None, got list"):
+        optimizer.step()
     optimizer.param_groups[0]["mask"] = None
     optimizer.step()
     assert torch.all(p.detach() < 1.0)
