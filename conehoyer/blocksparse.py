@@ -56,6 +56,27 @@ def _block_shape(block_shape) -> tuple[int, int]:
     return height, width
 
 
+def _shape(shape) -> tuple[int, int]:
+    try:
+        rows, columns = (operator.index(side) for side in shape)
+    except (TypeError, ValueError):
+        raise TypeError(f"shape must be two integers, got {shape!r}") from None
+    if rows < 0 or columns < 0:
+        raise ValueError(f"shape must not be negative, got {shape!r}")
+    return rows, columns
+
+
+def _scale(scale, dtype):
+    """A factor as the kernels take it."""
+    if not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a real number, got {scale!r}")
+    with np.errstate(over="ignore"):
+        factor = dtype.type(float(scale))
+    if not np.isfinite(factor):
+        raise ValueError(f"scale must be finite in {dtype}, got {scale!r}")
+    return factor
+
+
 def _matrix(w, name="w") -> np.ndarray:
     """Check for a matrix of real numbers; float32 and float64 are kept."""
     w = as_array(w, name)
@@ -115,7 +136,7 @@ class BlockPattern:
             raise ValueError(f"kept must be a matrix, got shape {kept.shape}")
         if shape is None:
             shape = kept.shape[0] * height, kept.shape[1] * width
-        self.shape = tuple(operator.index(side) for side in shape)
+        self.shape = _shape(shape)
         grid = -(-self.shape[0] // height), -(-self.shape[1] // width)
         if kept.shape != grid:
             raise ValueError(
@@ -217,7 +238,9 @@ class BlockPattern:
         Raises
         ------
         ValueError
-            If the shapes don't fit.
+            If the shapes don't fit, or scale is not finite.
+        TypeError
+            If an array is not real, or scale is not a real number.
 
         Examples
         --------
@@ -240,7 +263,7 @@ class BlockPattern:
         wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
         # Zeros beyond the edges, as far as tiles may reach.
         queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
-        np.multiply(q.T, dtype.type(scale), out=queries[:, :m])
+        np.multiply(q.T, _scale(scale, dtype), out=queries[:, :m])
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
@@ -434,8 +457,15 @@ class BlockSparse:
         >>> compress(np.diag([1.0, 2.0, 3.0]), (1, 3)).blocks()[1]
         array([[0., 2., 0.]])
         """
+        (m, n), (height, width), pattern = self.shape, self.block_shape, self.pattern
         held = _view(self._values, self._layout, self.n_blocks)
-        return held[:, :, : self.block_shape[0]].transpose(0, 2, 1).copy()
+        blocks = held[:, :, :height].transpose(0, 2, 1).copy()
+        # `BlockPattern.sample` and `softmax` leave anything beyond the edges.
+        if m % height:
+            blocks[pattern._rows == m // height, m % height :] = 0
+        if n % width:
+            blocks[pattern.indices == n // width, :, n % width :] = 0
+        return blocks
 
     def to_dense(self) -> np.ndarray:
         """Make the matrix with its zeros.
@@ -586,10 +616,12 @@ class BlockSparse:
         return self.matmul(x)
 
     def __rmatmul__(self, x):
-        x = as_array(x)
-        if x.ndim < 2:
+        x, height = as_array(x), self.shape[0]
+        if x.ndim == 0 or x.shape[-1] != height:
+            raise ValueError(f"x must have shape (..., {height}), got {x.shape}")
+        if x.ndim == 1:
             return self.T.matmul(x)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(math.prod(x.shape[:-1]), height)
         return self.T.matmul(flat.T).T.reshape(*x.shape[:-1], self.shape[1])
 
     def matmul(self, x, *, bias=None, out=None, workers=None) -> np.ndarray:
@@ -602,15 +634,15 @@ class BlockSparse:
         bias : array_like, shape (M,), optional
             Added to each column of the product.
         out : ndarray, optional
-            Array for the result; it may overlap x.
+            Array for the result; it may overlap x and bias.
         workers : int, optional
             Number of threads, see `set_workers`.
 
         Returns
         -------
         ndarray of shape (M,) or (..., M, K)
-            The product, in the wider of the two precisions.  Its columns are contiguous if those
-            of a matrix x are, its rows if not.
+            The product, in the wider of the two precisions.  Without `out` its rows or its
+            columns are contiguous, whichever takes less time.
 
         Raises
         ------
@@ -646,6 +678,8 @@ class BlockSparse:
             if bias.shape != (height,):
                 raise ValueError(f"bias must have shape ({height},), got {bias.shape}")
             _work_dtype(bias.dtype, "bias")
+            if out is not None and np.may_share_memory(bias, out):
+                bias = bias.copy()
         x = x.astype(dtype, copy=False)
         goal = None if out is None or np.may_share_memory(x, out) else out
         if x.ndim > 2:
@@ -855,6 +889,8 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
     ------
     TypeError
         If `a` is not sparse, or not BSR and block_shape is missing.
+    ValueError
+        If `a` is not a matrix, or block_shape does not divide its shape.
 
     See Also
     --------
@@ -871,6 +907,8 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
 
     if not sparse.issparse(a):
         raise TypeError(f"a must be a scipy.sparse container, got {type(a).__name__}")
+    if len(a.shape) != 2:
+        raise ValueError(f"a must be a matrix, got shape {a.shape}")
     if block_shape is None:
         if a.format != "bsr":
             raise TypeError(f"block_shape is needed, since a is {a.format}, not BSR")
@@ -919,34 +957,49 @@ def load(file) -> BlockSparse:
     >>> blocksparse.load(file)
     <BlockSparse: 4 x 4, float64, 2 of 4 blocks of (2, 2)>
     """
-    with np.load(file, allow_pickle=False) as held:
-        names = "blocks", "indices", "indptr", "shape", "block_shape"
-        if not set(names) <= set(held.files):
-            raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(held.files)}")
-        blocks, indices, indptr, shape, block_shape = (held[name] for name in names)
-    return _from_arrays(blocks, indices, indptr, shape, block_shape, "file")
+    names = "blocks", "indices", "indptr", "shape", "block_shape"
+    try:
+        held = np.load(file, allow_pickle=False)
+        if isinstance(held, np.ndarray):
+            raise ValueError("it holds a single array")
+        with held:
+            found = dict(held)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
+        raise ValueError(f"file cannot be read as .npz: {error}") from error
+    if not set(names) <= set(found):
+        raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(found)}")
+    return _from_arrays(*(found[name] for name in names), "file")
 
 
 def _from_arrays(blocks, indices, indptr, shape, block_shape, name) -> BlockSparse:
     """The matrix that these arrays describe, checked; errors name where they come from."""
-    block_shape = _block_shape(block_shape)
-    indices, indptr = indices.astype(np.intp), indptr.astype(np.intp)
-    pattern = BlockPattern._of(tuple(map(int, shape)), block_shape, indptr, indices)
-    rows, columns = pattern.grid
+    places = [np.asarray(a) for a in (indices, indptr, shape, block_shape)]
+    indices, indptr, shape, block_shape = places
     good = (
-        blocks.dtype in _KINDS
-        and blocks.shape == (indices.size, *block_shape)
-        and indptr.shape == (rows + 1,)
-        and indptr[0] == 0
-        and indptr[-1] == indices.size
-        and (np.diff(indptr) >= 0).all()
-        and bool(((indices >= 0) & (indices < columns)).all())
+        all(a.dtype.kind in "iu" and a.ndim == 1 for a in places)
+        and shape.size == block_shape.size == 2
+        and shape.min() >= 0
+        and block_shape.min() >= 1
     )
     if good:
-        keys = pattern._rows * columns + indices
-        good = bool((np.diff(keys) > 0).all())
+        sides, parts = tuple(map(int, shape)), tuple(map(int, block_shape))
+        indices, indptr = indices.astype(np.intp), indptr.astype(np.intp)
+        pattern = BlockPattern._of(sides, parts, indptr, indices)
+        rows, columns = pattern.grid
+        good = (
+            blocks.dtype in _KINDS
+            and blocks.shape == (indices.size, *parts)
+            and indptr.shape == (rows + 1,)
+            and indptr[0] == 0
+            and indptr[-1] == indices.size
+            and bool((np.diff(indptr) >= 0).all())
+            and bool(((indices >= 0) & (indices < columns)).all())
+            and bool(((np.diff(indices) > 0) | (np.diff(pattern._rows) > 0)).all())
+        )
     if not good:
-        raise ValueError(f"{name}: its arrays describe no block-sparse matrix of {pattern.shape}")
+        raise ValueError(f"{name}: its arrays describe no block-sparse matrix")
     return BlockSparse._from_blocks(pattern, blocks)
 
 

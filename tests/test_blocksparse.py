@@ -121,6 +121,10 @@ def test_empty_matrices():
     np.testing.assert_array_equal(bs @ np.ones((7, 2)), 0)
     np.testing.assert_array_equal(bs.to_dense(), np.zeros((5, 7)))
     np.testing.assert_array_equal(bs.T @ np.ones(5), np.zeros(7))
+    for shape in ((0, 4), (4, 0)):
+        bs = compress(np.zeros(shape), (2, 2))
+        for x in (np.ones((3, shape[0])), np.ones((2, 0, shape[0])), np.ones(shape[0])):
+            np.testing.assert_array_equal(x @ bs, np.zeros((*x.shape[:-1], shape[1])))
 
 
 def test_precisions():
@@ -174,6 +178,10 @@ def test_out(block):
     np.testing.assert_array_equal(vector, bs @ x[:, 0])
     stack = np.stack([x, 2 * x])
     np.testing.assert_array_equal(bs.matmul(stack, out=stack)[0], expected)
+    stack = np.stack([x, 2 * x])
+    out = np.ones((2, 32, 40))
+    bs.matmul(stack, bias=out[0, :, 0], out=out)
+    np.testing.assert_allclose(out, bs.matmul(stack) + 1, atol=1e-12)
 
 
 def test_out_must_fit():
@@ -192,6 +200,9 @@ def test_out_must_fit():
         bs @ np.ones((3, 2))
     with pytest.raises(TypeError, match="real"):
         bs @ np.ones((4, 2), complex)
+    for shape in ((4, 3), (2, 3), (3,), ()):
+        with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., 4\), got"):
+            np.ones(shape) @ bs
 
 
 @pytest.mark.parametrize("block", [(1, 1), (20, 5), (32, 1)], ids=str)
@@ -294,6 +305,8 @@ def test_scipy():
         from_scipy(sp.csr_array(w), (5, 3))
     with pytest.raises(ValueError, match="divide the shape"):
         compress(w, (5, 3)).to_scipy()
+    with pytest.raises(ValueError, match=r"a must be a matrix, got shape \(4,\)"):
+        from_scipy(sp.coo_array(np.ones(4)), (1, 1))
 
 
 def test_save_and_load(tmp_path):
@@ -312,7 +325,17 @@ def test_save_and_load(tmp_path):
         ("indptr", right["indptr"][::-1]),
         ("blocks", right["blocks"][:, :2]),
         ("blocks", right["blocks"].astype(complex)),
+        ("blocks", np.float32(1.0)),
         ("shape", np.array([130, 18])),
+        ("shape", np.array([[13, 18]])),
+        ("shape", np.array([-13, 18])),
+        ("shape", np.array([13.0, 18.0])),
+        ("block_shape", np.array([4, 0])),
+        ("block_shape", np.array(4)),
+        ("indices", right["indices"] + 0.5),
+        ("indices", right["indices"][None]),
+        ("indptr", np.array("x")),
+        ("indptr", right["indptr"].astype(object)),
     ):
         np.savez(tmp_path / "bad.npz", **{**right, name: value})
         with pytest.raises(ValueError, match="file"):
@@ -320,6 +343,16 @@ def test_save_and_load(tmp_path):
     np.savez(tmp_path / "other.npz", w=w)
     with pytest.raises(ValueError, match="file must hold blocks"):
         load(tmp_path / "other.npz")
+    whole = (tmp_path / "w.npz").read_bytes()
+    np.save(tmp_path / "one.npy", w)
+    one = (tmp_path / "one.npy").read_bytes()
+    middle = len(whole) // 2
+    turned = whole[:300] + bytes(255 - b for b in whole[300:400]) + whole[400:]
+    for broken in (b"", b"text", whole[:middle], whole[middle:], turned, one, one[:middle]):
+        with pytest.raises(ValueError, match="file cannot be read as"):
+            load(io.BytesIO(broken))
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.npz")
     room = io.BytesIO()
     compress(np.zeros((3, 3)), (2, 2)).save(room)
     room.seek(0)
@@ -419,11 +452,39 @@ def test_large_scores_do_not_overflow():
     np.testing.assert_array_equal(weights, [[0.5, 0.5, 0, 0]] * 2)
 
 
+def test_blocks_are_zero_beyond_the_edges():
+    pattern = BlockPattern(np.ones((2, 2)), (4, 3), (5, 5))
+    scores = pattern.sample(np.full((5, 1), np.inf), np.ones((5, 1)))
+    for bs in (scores, pattern.sample(np.ones((5, 1)), np.ones((5, 1))).softmax()):
+        blocks = bs.blocks()
+        assert (blocks[0] != 0).all()
+        assert (blocks[1][:, 2:] == 0).all()
+        assert (blocks[2:, 1:] == 0).all()
+        np.testing.assert_array_equal(compress(bs.to_dense(), (4, 3)).blocks(), blocks)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error"),
+    [(None, TypeError), ("1", TypeError), (np.ones(4), TypeError), (1j, TypeError)]
+    + [(np.nan, ValueError), (np.inf, ValueError), (1e60, ValueError)],
+)
+def test_scales_must_be_numbers(scale, error):
+    pattern, q = BlockPattern(np.eye(2), (2, 2)), np.ones((4, 3), np.float32)
+    with pytest.raises(error, match="scale must be"):
+        pattern.sample(q, q, scale=scale)
+    assert pattern.sample(q.astype(float), q, scale=1e60).blocks().max() == 3e60
+
+
 def test_patterns_say_what_is_wrong():
     with pytest.raises(ValueError, match="kept must be a matrix"):
         BlockPattern([True], (1, 1))
     with pytest.raises(ValueError, match=r"kept must have shape \(2, 1\)"):
         BlockPattern([[True]], (2, 2), (3, 2))
+    for bad in (4, (4,), (4, 4, 1), (4, 4.0), "44"):
+        with pytest.raises(TypeError, match="shape must be two integers, got"):
+            BlockPattern(np.eye(2), (2, 2), bad)
+    with pytest.raises(ValueError, match="shape must not be negative"):
+        BlockPattern(np.eye(2), (2, 2), (4, -4))
     pattern = BlockPattern(np.eye(2), (2, 2))
     assert repr(pattern) == "<BlockPattern: 4 x 4, 2 of 4 blocks of (2, 2)>"
     with pytest.raises(ValueError, match=r"\(4, D\)"):
