@@ -15,7 +15,8 @@ class BlockSparseLinear(torch.nn.Module):
     """A linear layer that multiplies with the nonzero blocks of its weights alone.
 
     Made by `from_linear`.  It runs on the CPU, in float32 or float64; its weights are fixed, but
-    gradients pass through it to its input and its bias.
+    gradients pass through it to its input and its bias.  An input of another precision is
+    computed in the wider of the two, and the result has the input's.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class BlockSparseLinear(torch.nn.Module):
         Parameters
         ----------
         module : torch.nn.Linear
-            The layer; its weights are copied.
+            The layer; its weights are copied, those of 16 bits to float32.
         block_shape : tuple of int
             Rows (outputs) and columns (inputs) of a block.
 
@@ -75,11 +76,15 @@ class BlockSparseLinear(torch.nn.Module):
         """
         if not isinstance(module, torch.nn.Linear):
             raise TypeError(f"module must be a torch.nn.Linear, got {type(module).__name__}")
-        weight = module.weight.detach().cpu()
-        if weight.dtype not in (torch.float32, torch.float64):
-            weight = weight.float()
-        bias = None if module.bias is None else module.bias.detach().cpu().to(weight.dtype)
-        layer = cls(blocksparse.compress(weight.numpy(), block_shape), bias)
+        return cls._like(module, blocksparse.compress(_weights(module), block_shape))
+
+    @classmethod
+    def _like(cls, module, matrix):
+        """One with these weights, and the rest from a trained layer."""
+        layer = cls(matrix)
+        if module.bias is not None:
+            bias = module.bias.detach().to("cpu", getattr(torch, matrix.dtype.name), copy=True)
+            layer.bias = torch.nn.Parameter(bias, requires_grad=module.bias.requires_grad)
         return layer.train(module.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,7 +93,7 @@ class BlockSparseLinear(torch.nn.Module):
         Parameters
         ----------
         x : Tensor, shape (..., in_features)
-            The input, on the CPU.
+            The input, real and floating, on the CPU.
 
         Returns
         -------
@@ -124,7 +129,8 @@ class BlockSparseLinear(torch.nn.Module):
         """The dense weights, made when somebody asks.
 
         ``torch.nn.TransformerEncoderLayer`` asks for them to decide whether it may pass its
-        layers by; a tensor of another class says that it may not.
+        layers by; a tensor of another class says that it may not.  They are a copy: writing into
+        them does not change the layer.
         """
         if self._dense is None:
             self._dense = torch.from_numpy(self.matrix.to_dense()).as_subclass(_Dense)
@@ -193,7 +199,10 @@ class BlockSparseLinear(torch.nn.Module):
         >>> layer = BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
         >>> layer.set_extra_state(layer.get_extra_state())
         """
-        blocks, indices, indptr = (state[name].numpy() for name in ("blocks", "indices", "indptr"))
+        names = "blocks", "indices", "indptr"
+        if not all(isinstance(state.get(name), torch.Tensor) for name in names):
+            raise ValueError(f"state must hold the tensors {', '.join(names)}, got {list(state)}")
+        blocks, indices, indptr = (state[name].detach().cpu().numpy() for name in names)
         shape = self.out_features, self.in_features
         matrix = blocksparse._from_arrays(blocks, indices, indptr, shape, blocks.shape[1:], "state")
         self.matrix, self._dense = matrix.astype(self.matrix.dtype), None
@@ -217,7 +226,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x, bias, weight):
         ctx.weight = weight
         if bias is not None:
-            bias = bias.detach().to(getattr(torch, weight.dtype.name)).numpy()
+            bias = bias.detach().to(_wider(x, weight)).numpy()
         return _multiply(
             x, weight, weight.shape[0], lambda rows: weight.matmul(rows.T, bias=bias).T
         )
@@ -228,12 +237,26 @@ class _Product(torch.autograd.Function):
         to_x, to_bias, _ = ctx.needs_input_grad
         weight = ctx.weight
         of_x = _multiply(g, weight, weight.shape[1], lambda rows: rows @ weight) if to_x else None
-        return of_x, g.reshape(-1, g.shape[-1]).sum(0) if to_bias else None, None
+        return of_x, _rows(g).sum(0) if to_bias else None, None
+
+
+def _rows(x):
+    """As a matrix; its sides may be 0."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _wider(x, weight):
+    return torch.promote_types(x.dtype, getattr(torch, weight.dtype.name))
+
+
+def _weights(module):
+    """The weights of a layer as an array, float32 or float64."""
+    weight = module.weight.detach().cpu()
+    return weight.to(torch.promote_types(weight.dtype, torch.float32)).numpy()
 
 
 def _multiply(x, weight, width, product):
-    kind = getattr(torch, weight.dtype.name)
-    rows = x.detach().reshape(-1, x.shape[-1]).to(kind).contiguous().numpy()
+    rows = _rows(x.detach()).to(_wider(x, weight)).contiguous().numpy()
     result = torch.from_numpy(np.ascontiguousarray(product(rows)))
     return result.reshape(*x.shape[:-1], width).to(x.dtype)
 
@@ -246,6 +269,10 @@ def sparsify(
     keep: float | None = None,
 ) -> torch.nn.Module:
     """Replace linear layers of a trained model by block-sparse ones, in place.
+
+    A layer that the model uses in several places is replaced in all of those that are chosen, by
+    one layer.  The old layers are left as they are, and with them a weight that a layer shares
+    with another module, such as an embedding.
 
     Parameters
     ----------
@@ -268,7 +295,10 @@ def sparsify(
     Raises
     ------
     ValueError
-        If a name is not that of a linear layer.
+        If a name is not that of a linear layer, or keep is out of range for one; the model has
+        not been changed then.
+    TypeError
+        If an argument has the wrong type.
 
     See Also
     --------
@@ -284,7 +314,7 @@ def sparsify(
     """
     linear = {
         name: module
-        for name, module in model.named_modules()
+        for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, torch.nn.Linear)
         and not isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
     }
@@ -297,18 +327,24 @@ def sparsify(
         unknown = [name for name in chosen if name not in linear]
         if unknown:
             raise ValueError(f"layers: {unknown[0]!r} is no linear layer of the model")
+    new: dict[torch.nn.Module, BlockSparseLinear] = {}
     for name in chosen:
-        module = linear[name]
-        if keep is not None:
-            with torch.no_grad():
-                w = module.weight.detach().cpu().float().numpy()
-                pruned = blocksparse.prune(w, block_shape, keep)
-                module.weight.masked_fill_(
-                    torch.from_numpy(pruned == 0).to(module.weight.device), 0
-                )
-        new = BlockSparseLinear.from_linear(module, block_shape)
+        if linear[name] not in new:
+            try:
+                new[linear[name]] = _replacement(linear[name], block_shape, keep)
+            except ValueError as error:
+                error.add_note(f"in layer {name!r}")
+                raise
+    for name in chosen:
         if not name:
-            return new
+            return new[linear[name]]
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, new)
+        setattr(model.get_submodule(parent), last, new[linear[name]])
     return model
+
+
+def _replacement(module, block_shape, keep):
+    weights = _weights(module)
+    if keep is not None:
+        weights = blocksparse.prune(weights, block_shape, keep)
+    return BlockSparseLinear._like(module, blocksparse.compress(weights, block_shape))

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -359,6 +360,92 @@ def test_a_layer_whose_weight_was_read_can_be_copied():
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
         assert np.array_equal(other.matrix.to_dense(), layer.matrix.to_dense())
+
+
+def test_a_layer_computes_in_the_wider_precision():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 3), (2, 2))
+    x = torch.full((1, 4), 1e300, dtype=torch.float64, requires_grad=True)
+    result = layer(x)
+    dense = layer.weight.as_subclass(torch.Tensor).double()
+    torch.testing.assert_close(result, x @ dense.mT + layer.bias.double())
+    (g,) = torch.autograd.grad(result.sum() * 1e-300, x)
+    torch.testing.assert_close(g, dense.sum(0)[None] * 1e-300)
+
+
+@pytest.mark.parametrize(("into", "out"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_with_a_side_of_zero(into, out, bias):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of nothing to initialise
+        dense = torch.nn.Linear(into, out, bias=bias)
+    if bias:
+        torch.nn.init.ones_(dense.bias)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    for shape in ((2, into), (into,), (2, 0, into)):
+        x = torch.ones(shape, requires_grad=True)
+        result = layer(x)
+        assert torch.equal(result, dense(x))
+        result.sum().backward()
+        assert torch.equal(x.grad, torch.zeros(shape))
+    if bias:
+        assert torch.equal(layer.bias.grad, torch.full((out,), 3.0))
+
+
+def test_a_frozen_bias_stays_frozen():
+    dense = torch.nn.Linear(4, 4)
+    dense.bias.requires_grad_(False)
+    assert not chtorch.BlockSparseLinear.from_linear(dense, (2, 2)).bias.requires_grad
+
+
+@pytest.mark.parametrize("state", [{"a": 1}, {}, {"blocks": 1, "indices": 2, "indptr": 3}])
+def test_a_state_without_blocks(state):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    with pytest.raises(ValueError, match="state must hold the tensors blocks, indices, indptr"):
+        layer.set_extra_state(state)
+
+
+def test_parametrized_layers_are_pruned():
+    dense = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 8))
+    assert chtorch.sparsify(dense, block_shape=(4, 1), keep=0.25).matrix.density == 0.25
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e60])
+def test_float64_is_pruned_in_float64(scale):
+    dense = torch.nn.Linear(8, 8, dtype=torch.float64)
+    with torch.no_grad():
+        dense.weight.mul_(scale)
+    layer = chtorch.sparsify(dense, block_shape=(4, 1), keep=0.25)
+    w = dense.weight.detach().numpy()
+    np.testing.assert_array_equal(layer.matrix.to_dense(), blocksparse.prune(w, (4, 1), 0.25))
+    assert layer.matrix.n_blocks == 4
+
+
+@pytest.mark.parametrize("layers", [None, ["0", "2"], lambda name, layer: True])
+def test_a_layer_that_is_used_twice(layers):
+    dense = torch.nn.Linear(4, 4)
+    model = chtorch.sparsify(torch.nn.Sequential(dense, torch.nn.ReLU(), dense), layers)
+    assert isinstance(model[0], chtorch.BlockSparseLinear)
+    assert model[0] is model[2]
+
+
+def test_a_shared_weight_stays_as_it_is():
+    table = torch.nn.Embedding(8, 4)
+    dense = torch.nn.Linear(4, 8, bias=False)
+    dense.weight = table.weight
+    before = table.weight.detach().clone()
+    model = chtorch.sparsify(torch.nn.Sequential(table, dense), block_shape=(2, 1), keep=0.25)
+    assert model[1].matrix.density == 0.25
+    assert torch.equal(table.weight.detach(), before)
+
+
+def test_nothing_is_replaced_where_one_layer_is_wrong():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="keep must be between 1 and the 8 blocks") as caught:
+        chtorch.sparsify(model, block_shape=(4, 1), keep=10)
+    assert caught.value.__notes__ == ["in layer '1'"]
+    assert all(isinstance(layer, torch.nn.Linear) for layer in model)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
