@@ -1,5 +1,7 @@
 """An optimizer that trains to sparsity: AdamW, then the proximal step of a block penalty."""
 
+import bisect
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +59,8 @@ class SparseAdamW:
         than two dimensions take (1, 1) only.
     reweight_every : int or None, default None
         After every so many steps of a parameter, ``γ_B = 1/(‖w_B‖ + reweight_eps)``.
-        Until then, and with None, γ_B = 1.
+        Until then, and with None, γ_B = 1; a number greater than the steps to come keeps the
+        weights that there are.
     reweight_eps : float, default 1e-3
         Positive; a zero block gets the weight 1/reweight_eps.
     mask : list or dict of ndarray of bool or None, optional
@@ -85,8 +88,8 @@ class SparseAdamW:
     Raises
     ------
     ValueError
-        If there is no parameter, or one appears twice, is read-only or not finite; if an
-        option is out of range or unknown; if `groups` does not fit a parameter or `mask` has
+        If there is no parameter, or one shares memory with another, is read-only or not
+        finite; if an option is out of range or unknown; if `groups` does not fit a parameter or `mask` has
         another shape; if both ``l1 > 0`` and a constraint are given.
     TypeError
         If a parameter is no float32 or float64 ndarray in native byte order, or an option
@@ -229,14 +232,14 @@ class SparseAdamW:
         given = self._in_order(grads)
         jobs = []
         place = 0
-        owners = {_owner(p) for group in self.param_groups for p in group["params"]}
+        taken = _Memory(_span(p) for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
             options = _checked(group)
             names = group.get("param_names", ())
             masks = _masks(group["mask"], group["params"], names, np.asarray)  # perhaps new
             for p, mask in zip(group["params"], masks, strict=True):
                 if given[place] is not None:
-                    g = self._gradient(given[place], place, p, owners, workers)
+                    g = self._gradient(given[place], place, p, taken, workers)
                     state = self._state[place] or _State(0, np.zeros_like(g), np.zeros_like(g))
                     jobs.append((place, state, p, g, mask, options))
                 place += 1
@@ -273,7 +276,7 @@ class SparseAdamW:
         dict
             "state" has, for the index of each parameter that has taken a step, its number
             of steps "step", the moments "exp_avg" and "exp_avg_sq", and the weights "gamma"
-            or None.  "param_groups" has the options, and the indices under "params".  The
+            of its blocks or None.  "param_groups" has the options, and the indices under "params".  The
             parameters themselves, masks and constraints are not part of it.
 
         See Also
@@ -299,7 +302,11 @@ class SparseAdamW:
                 options["param_names"] = list(group["param_names"])
             saved.append(options)
             first = last
-        state = {i: s.to_dict() for i, s in enumerate(self._state) if s is not None}
+        state = {
+            i: s.to_dict(_blocks_shape(p.shape, groups))
+            for i, (s, (p, groups)) in enumerate(zip(self._state, self._each("groups"), strict=True))
+            if s is not None
+        }
         return {"state": state, "param_groups": saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -401,7 +408,7 @@ class SparseAdamW:
     def _label(self, place):
         return f"parameter {self._names[place]!r}" if self._names else f"parameter {place}"
 
-    def _gradient(self, grad, place, p, owners, workers):
+    def _gradient(self, grad, place, p, taken, workers):
         """A gradient as the kernels take it, checked."""
         label = self._label(place)
         state = self._state[place]
@@ -418,7 +425,7 @@ class SparseAdamW:
             )
         with np.errstate(over="ignore"):
             g = np.asarray(array, p.dtype, order="C")
-        if not g.flags.aligned or _owner(g) in owners:  # a parameter may change before it is read
+        if not g.flags.aligned or taken.meets(*_span(g)):  # it may change before it is read
             g = g.copy()
         g = _checks.borrowed(g)
         if self.check_finite and not _gradient_is_bounded(g, workers):
@@ -531,12 +538,17 @@ class _State:
     def __init__(self, step, first, second, gamma=None):
         self.step, self.first, self.second, self.gamma = step, first, second, gamma
 
-    def to_dict(self):
+    def weights(self, blocks):
+        """The weights, unless the shape of the blocks has changed since."""
+        return None if self.gamma is None or self.gamma.shape != blocks else self.gamma
+
+    def to_dict(self, blocks):
+        gamma = self.weights(blocks)
         return {
             "step": self.step,
             "exp_avg": self.first.copy(),
             "exp_avg_sq": self.second.copy(),
-            "gamma": None if self.gamma is None else self.gamma.copy(),
+            "gamma": None if gamma is None else gamma.copy(),
         }
 
 
@@ -601,9 +613,8 @@ def _check_params(arrays, names):
         raise ValueError("params: either all parameters have names, or none has one")
     if len(set(names)) != len(names):
         raise ValueError(f"params: a name appears twice in {names}")
-    seen = set()
-    for k, p in enumerate(arrays):
-        label = f"parameter {names[k]!r}" if names else f"parameter {k}"
+    labels = [f"parameter {name!r}" for name in names or range(len(arrays))]
+    for label, p in zip(labels, arrays, strict=True):
         if not isinstance(p, np.ndarray) or isinstance(p, np.ma.MaskedArray):
             raise TypeError(f"params: {label} must be an ndarray, got {type(p).__name__}")
         if p.dtype not in _DTYPES:
@@ -612,10 +623,15 @@ def _check_params(arrays, names):
             raise ValueError(f"params: {label} is read-only, and it is to be updated in place")
         if not np.isfinite(p).all():
             raise ValueError(f"params: {label} must be finite, got NaN or inf")
-        memory = (p.__array_interface__["data"][0], p.shape, p.strides)
-        if p.size and memory in seen:
-            raise ValueError(f"params: {label} appears twice")
-        seen.add(memory)
+    placed = sorted((*_span(p), k) for k, p in enumerate(arrays))
+    for i, (_, last, k) in enumerate(placed):
+        for first, _, j in placed[i + 1 :]:
+            if first >= last:
+                break
+            with contextlib.suppress(np.exceptions.TooHardError):  # views woven into one another
+                if np.shares_memory(arrays[j], arrays[k], max_work=10_000):
+                    one, other = labels[max(j, k)], labels[min(j, k)]
+                    raise ValueError(f"params: {one} shares memory with {other}")
 
 
 def _masks(mask, arrays, names, make=np.array):
@@ -761,11 +777,33 @@ def _loaded_state(saved, p, blocks, place):
 # --- the rest --------------------------------------------------------------------------------
 
 
-def _owner(array):
-    """Identity of the object whose memory this is."""
-    while getattr(array, "base", None) is not None:
-        array = array.base
-    return id(array)
+def _span(array):
+    """Addresses of the first byte of an array and of the one behind its last."""
+    first = last = array.__array_interface__["data"][0]
+    if not array.size:
+        return first, first
+    for side, stride in zip(array.shape, array.strides, strict=True):
+        reach = (side - 1) * stride
+        first, last = first + min(reach, 0), last + max(reach, 0)
+    return first, last + array.itemsize
+
+
+class _Memory:
+    """What spans of addresses cover, joined where they overlap."""
+
+    def __init__(self, spans):
+        self.first, self.last = [], []
+        for first, last in sorted(spans):
+            if self.last and first < self.last[-1]:
+                self.last[-1] = max(self.last[-1], last)
+            elif first < last:
+                self.first.append(first)
+                self.last.append(last)
+
+    def meets(self, first, last):
+        """Whether any of it lies between these addresses."""
+        before = bisect.bisect_left(self.first, last)
+        return before > 0 and self.last[before - 1] > first
 
 
 def _update(state, p, g, mask, options, workers):
@@ -774,14 +812,13 @@ def _update(state, p, g, mask, options, workers):
     w = np.asarray(p) if direct else np.array(p, order="C")
     shape = options.groups
     state.step += 1
-    if state.gamma is not None and state.gamma.shape != _blocks_shape(p.shape, shape):
-        state.gamma = None
+    every = options.reweight_every
+    state.gamma = None if every is None else state.weights(_blocks_shape(p.shape, shape))
     _step_in_place(
         w, g, state.first, state.second, state.step, lr=options.lr, betas=options.betas,
         eps=options.eps, weight_decay=options.weight_decay, l1=options.l1, groups=shape,
         gamma=state.gamma, mask=mask, workers=workers,
     )  # fmt: skip
-    every = options.reweight_every
     if every is not None and options.l1 > 0.0 and state.step % every == 0:
         state.gamma = _renewed_weights(w, shape, options.reweight_eps, state.gamma, workers)
     if not direct:

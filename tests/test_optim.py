@@ -344,6 +344,29 @@ def test_new_blocks_begin_with_the_weight_one():
     assert o.state_dict()["state"][0]["gamma"] is None
 
 
+def test_without_renewal_the_weights_are_one():
+    w, v = np.full((2, 2), 3.0), np.full((2, 2), 3.0)
+    options = {"lr": 0.1, "l1": 0.5, "weight_decay": 0.0}
+    o, plain = SparseAdamW([w], reweight_every=1, **options), SparseAdamW([v], **options)
+    o.step([np.zeros((2, 2))])
+    plain.step([np.zeros((2, 2))])
+    o.param_groups[0]["reweight_every"] = None
+    o.step([np.zeros((2, 2))])
+    plain.step([np.zeros((2, 2))])
+    np.testing.assert_array_equal(w, v)
+
+
+def test_a_state_of_other_blocks_can_be_loaded():
+    w = np.ones((4, 4))
+    o = SparseAdamW([w], l1=0.1, groups=(2, 2), reweight_every=1)
+    o.step([w])
+    assert o.state_dict()["state"][0]["gamma"].shape == (2, 2)
+    o.param_groups[0]["groups"] = (1, 4)
+    saved = o.state_dict()
+    assert saved["state"][0]["gamma"] is None
+    SparseAdamW([w]).load_state_dict(saved)
+
+
 # --- masks and constraints -------------------------------------------------------------
 
 
@@ -490,6 +513,19 @@ def test_gradients_that_are_parameters():
     first.step([z, y[:]])
     second.step([a[::-1].copy(), b.copy()])
     np.testing.assert_array_equal(x, a)
+    # The same memory through another object.
+    first.step([y, np.frombuffer(memoryview(x))])
+    second.step([b.copy(), a.copy()])
+    np.testing.assert_array_equal(y, b)
+
+
+def test_parameters_may_be_woven_into_one_another():
+    w, expected = np.ones((5, 8)), np.ones((5, 8))
+    g = np.arange(40.0).reshape(5, 8)
+    parts = lambda a: [a[:, k] for k in range(8)]  # noqa: E731
+    SparseAdamW(parts(w), lr=0.1).step(parts(g))
+    SparseAdamW([expected], lr=0.1).step([g])
+    np.testing.assert_array_equal(w, expected)
 
 
 @pytest.mark.parametrize("kind", ["F", "f2", ">f8", "int", "read-only", "list", "strided"])
@@ -779,7 +815,9 @@ W, B = np.ones((2, 3)), np.ones(3)
         ([np.ones(2, np.float16)], {}, TypeError, "must have dtype float32 or float64"),
         ([np.broadcast_to(B, (2, 3))], {}, ValueError, "parameter 0 is read-only"),
         ([np.array([1.0, np.nan])], {}, ValueError, "parameter 0 must be finite"),
-        ([B, B[:]], {}, ValueError, "parameter 1 appears twice"),
+        ([B, B[:]], {}, ValueError, "parameter 1 shares memory with parameter 0"),
+        ([W, B, W.reshape(-1)], {}, ValueError, "parameter 2 shares memory with parameter 0"),
+        ({"w": W[:, ::-1], "b": W[1]}, {}, ValueError, "parameter 'b' shares memory .* 'w'"),
         ([{"params": {"b": B}}, {"params": [W]}], {}, ValueError, "either all parameters have"),
         ([{"params": {"b": B}}, {"params": {"b": W}}], {}, ValueError, "a name appears twice"),
         ([B], {"lr": -1}, ValueError, "lr must be finite and >= 0, got -1"),
