@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 from . import optim
 
 _OWN = ("mask", "constraint")  # no part of a saved state
+_ELSEWHERE = ("amsgrad", "maximize")  # options of AdamW that there are none of here
 
 
 class SparseAdamW(torch.optim.Optimizer):
@@ -38,12 +39,14 @@ class SparseAdamW(torch.optim.Optimizer):
     groups : tuple of two ints, default (1, 1)
         Rows and columns of a block, in the last two axes.
     reweight_every : int or None, default None
-        After every so many steps each block gets the weight ``1/(‖w‖ + reweight_eps)``.
+        After every so many steps each block gets the weight ``1/(‖w‖ + reweight_eps)``.  With
+        None, and until then, it is 1.
     reweight_eps : float, default 1e-3
         Positive.
-    mask : dict of Tensor to Tensor, or list of Tensor or None, optional
-        For parameters, a boolean tensor of the same shape: where it is False, weights and
-        moments stay zero.  A list has one for each parameter of the group.
+    mask : dict of Tensor or str to Tensor, or list of Tensor or None, optional
+        For parameters, or their names, a boolean tensor of the same shape: where it is False,
+        weights and moments stay zero.  A list has one for each parameter.  A parameter group
+        that has masks of its own takes those.
     constraint : callable, optional
         Instead of a penalty: ``constraint(w)`` returns what replaces w after the step.
     constraint_every : int, default 1
@@ -88,6 +91,8 @@ class SparseAdamW(torch.optim.Optimizer):
     tensor([[False,  True,  True,  True]])
     """
 
+    _built = False
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -111,9 +116,22 @@ class SparseAdamW(torch.optim.Optimizer):
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "l1": l1,
             "groups": groups, "reweight_every": reweight_every, "reweight_eps": reweight_eps,
-            "mask": mask, "constraint": constraint, "constraint_every": constraint_every,
+            "mask": None, "constraint": constraint, "constraint_every": constraint_every,
         }  # fmt: skip
-        super().__init__(params, defaults)
+        given = params if isinstance(params, torch.Tensor) else list(params)
+        own = [isinstance(group, dict) and "mask" in group for group in given]
+        super().__init__(given, defaults)
+        if mask is not None:
+            everything = [p for group in self.param_groups for p in group["params"]]
+            names = [name for group in self.param_groups for name in group.get("param_names", ())]
+            masks = _masks(mask, everything, names, copy=True)
+            for group, has_own in zip(self.param_groups, own, strict=False):
+                first, masks = masks[: len(group["params"])], masks[len(group["params"]) :]
+                if not has_own:
+                    group["mask"] = first
+        self._built = True
+        for group in self.param_groups:
+            _clear(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, checked.
@@ -136,18 +154,17 @@ class SparseAdamW(torch.optim.Optimizer):
             for p in group["params"]:
                 if not p.is_floating_point():
                     raise TypeError(f"params must be real floating tensors, got {p.dtype}")
-            group["mask"] = _masks(group["mask"], group["params"])
+            names = group.get("param_names", ())
+            group["mask"] = _masks(group["mask"], group["params"], names, copy=True)
             optim._checked(group)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        with torch.no_grad():
-            for p, kept in zip(group["params"], group["mask"], strict=True):
-                if kept is not None:
-                    p.masked_fill_(~kept, 0)
+        if self._built:  # else a later group may be wrong
+            _clear(group)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"workers": self.workers, "check_finite": self.check_finite}
+        own = {"workers": self.workers, "check_finite": self.check_finite, "_built": True}
         return super().__getstate__() | own
 
     @torch.no_grad()
@@ -186,33 +203,39 @@ class SparseAdamW(torch.optim.Optimizer):
                 loss = closure()
         workers = optim.resolve_workers(self.workers)
         jobs = []
+        taken = optim._Memory(_span(p) for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
             options = optim._checked(group)
-            masks = _masks(group["mask"], group["params"])  # it may have been changed
+            names = group.get("param_names", ())
+            masks = _masks(group["mask"], group["params"], names)  # it may have been changed
             for p, kept in zip(group["params"], masks, strict=True):
                 if p.grad is None:
                     continue
                 _check_state(self.state.get(p), p)
                 if p.grad.is_sparse:
                     raise TypeError("SparseAdamW takes dense gradients, got a sparse one")
-                jobs.append((p, kept, options, _fused(p)))
+                grad = p.grad.detach()
+                if taken.meets(*_span(grad)):  # a parameter changes before it is read
+                    grad = grad.clone()
+                fused = _fused(p)
+                jobs.append((p, _memory(grad) if fused else grad, kept, options, fused))
         if self.check_finite:
-            for place, (p, _, _, fused) in enumerate(jobs):
+            for place, (p, grad, _, _, fused) in enumerate(jobs):
                 if fused:
-                    good = optim._gradient_is_bounded(_memory(p.grad), workers)
+                    good = optim._gradient_is_bounded(grad, workers)
                 else:
-                    good = bool(p.grad.square().isfinite().all())
+                    good = bool(grad.square().isfinite().all())
                 if not good:
                     raise ValueError(
                         f"the gradient of parameter {place} of shape {tuple(p.shape)} must be "
                         "finite, and its squares too; nothing was changed; check_finite=False "
                         "lets it through"
                     )
-        for p, kept, options, fused in jobs:
-            self._update(p, kept, options, fused, workers)
+        for job in jobs:
+            self._update(*job, workers)
         return loss
 
-    def _update(self, p, kept, options, fused, workers):
+    def _update(self, p, grad, kept, options, fused, workers):
         state = self.state[p]
         if not state:
             state["step"] = 0
@@ -220,7 +243,9 @@ class SparseAdamW(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         state["step"] += 1
         shape, gamma = options.groups, state.get("gamma")
-        if gamma is not None and tuple(gamma.shape) != optim._blocks_shape(p.shape, shape):
+        if options.reweight_every is None or (
+            gamma is not None and tuple(gamma.shape) != optim._blocks_shape(p.shape, shape)
+        ):
             gamma = None
         renew = options.reweight_every is not None and options.l1 > 0.0
         renew = renew and state["step"] % options.reweight_every == 0
@@ -230,7 +255,7 @@ class SparseAdamW(torch.optim.Optimizer):
             gamma = None if gamma is None else state["gamma"]
             w = p.detach().numpy()
             optim._step_in_place(
-                w, _memory(p.grad), state["exp_avg"].numpy(), state["exp_avg_sq"].numpy(),
+                w, grad, state["exp_avg"].numpy(), state["exp_avg_sq"].numpy(),
                 state["step"], lr=options.lr, betas=options.betas, eps=options.eps,
                 weight_decay=options.weight_decay, l1=options.l1, groups=shape,
                 gamma=None if gamma is None else gamma.numpy(),
@@ -241,11 +266,13 @@ class SparseAdamW(torch.optim.Optimizer):
                 given = w, shape, options.reweight_eps, None, workers
                 gamma = torch.from_numpy(optim._renewed_weights(*given))
         else:
-            _step(p, state, options, gamma, kept)
+            _step(p, grad, state, options, gamma, kept)
             if renew:
                 norms = _norms(p.to(_wide(p)), shape)
                 gamma = 1.0 / (norms + options.reweight_eps)
-        if gamma is not None:
+        if gamma is None:
+            state.pop("gamma", None)
+        else:
             state["gamma"] = gamma
         if options.constraint is not None and state["step"] % options.constraint_every == 0:
             result = options.constraint(p)
@@ -277,7 +304,7 @@ class SparseAdamW(torch.optim.Optimizer):
         """
         with torch.no_grad():
             return [
-                _norms(p.abs(), tuple(group["groups"]), largest=True) == 0
+                _norms(p, tuple(group["groups"]), largest=True) == 0
                 for group in self.param_groups
                 for p in group["params"]
             ]
@@ -309,7 +336,17 @@ class SparseAdamW(torch.optim.Optimizer):
         Parameters
         ----------
         state_dict : dict
-            From `state_dict`.
+            From `state_dict`, or that of ``torch.optim.AdamW``: options that it does not have
+            stay as they are.
+
+        Raises
+        ------
+        ValueError
+            If the number of parameter groups or of the parameters in one differs, an option is
+            out of range, or is one of AdamW's that there is none of here.  Nothing has been
+            changed then.
+        TypeError
+            If an option has the wrong type.
 
         Examples
         --------
@@ -319,17 +356,43 @@ class SparseAdamW(torch.optim.Optimizer):
         >>> optimizer.load_state_dict(optimizer.state_dict())
         """
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
-        super().load_state_dict(dict(state_dict))
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        # PyTorch says what is wrong with a number of groups that differs.
+        for group, now, kept in zip(groups, self.param_groups, own, strict=False):
+            for name in self.defaults.keys() - kept.keys():
+                group.setdefault(name, now[name])
+            optim._checked(group | kept | {"params": now["params"]})
+            for name in _ELSEWHERE:
+                if group.get(name):
+                    raise ValueError(f"state_dict: SparseAdamW has no {name}, got {group[name]}")
+        super().load_state_dict({**state_dict, "param_groups": groups})
         for group, kept in zip(self.param_groups, own, strict=True):
             group.update(kept)
+        keys = [key for group in groups for key in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(keys, params, strict=True):
+            saved = state_dict["state"].get(key, {})
+            if "step" in saved:
+                self.state[p]["step"] = int(saved["step"])  # AdamW's is a tensor
+            if isinstance(saved.get("gamma"), torch.Tensor):  # PyTorch has rounded it to the parameter's dtype
+                self.state[p]["gamma"] = saved["gamma"].to(p.device)
 
 
-def _masks(mask, params):
+def _masks(mask, params, names, copy=False):
     """One boolean tensor or None for each parameter."""
     if mask is None:
         return [None] * len(params)
     if isinstance(mask, Mapping):
-        mask = [mask.get(p) for p in params]
+        places = {id(p): k for k, p in enumerate(params)} | {name: k for k, name in enumerate(names)}
+        given, mask = mask, [None] * len(params)
+        for key, one in given.items():
+            place = places.get(key if isinstance(key, str) else id(key))
+            if place is None:
+                what = repr(key) if isinstance(key, str) else f"{type(key).__name__} at {id(key):#x}"
+                raise ValueError(f"mask has an entry for {what}, which is none of the parameters")
+            mask[place] = one
+    if not isinstance(mask, list | tuple):
+        raise TypeError(f"mask must be a dictionary or a list, got {type(mask).__name__}")
     if len(mask) != len(params):
         raise ValueError(
             f"mask must have one entry for each of the {len(params)} parameters, got {len(mask)}"
@@ -342,13 +405,34 @@ def _masks(mask, params):
                 f"mask must be boolean and of its parameter's shape {tuple(p.shape)}, got "
                 f"{one.dtype} {tuple(one.shape)}"
             )
-    return [None if one is None else one.to(p.device).contiguous()
-            for one, p in zip(mask, params, strict=True)]  # fmt: skip
+    return [
+        None if one is None else one.to(p.device, copy=copy).contiguous()
+        for one, p in zip(mask, params, strict=True)
+    ]
+
+
+@torch.no_grad()
+def _clear(group):
+    """Zeros where a mask is False."""
+    for p, kept in zip(group["params"], group["mask"], strict=True):
+        if kept is not None:
+            p.masked_fill_(~kept, 0)
+
+
+def _span(t):
+    """Addresses of the first byte of a tensor and of the one behind its last."""
+    first = t.data_ptr()
+    if not t.numel():
+        return first, first
+    reach = sum((side - 1) * stride for side, stride in zip(t.shape, t.stride(), strict=True))
+    return first, first + (reach + 1) * t.element_size()
 
 
 def _check_state(state, p):
     """Raise if a state has been loaded, or the data replaced, so that they don't fit."""
     for name in ("exp_avg", "exp_avg_sq") if state else ():
+        if name not in state:
+            raise ValueError(f"the state of a parameter has {list(state)}, but no {name}")
         if state[name].shape != p.shape:
             raise ValueError(
                 f"{name} in the state has the shape {tuple(state[name].shape)}, its parameter "
@@ -367,7 +451,7 @@ def _fused(p):
 
 
 def _memory(grad):
-    return grad.detach().contiguous().numpy()
+    return grad.contiguous().numpy()
 
 
 def _wide(p):
@@ -375,10 +459,10 @@ def _wide(p):
     return torch.promote_types(p.dtype, torch.float32)
 
 
-def _step(p, state, options, gamma, kept):
+def _step(p, grad, state, options, gamma, kept):
     """The same step by PyTorch's AdamW and its operations."""
     adamw(
-        [p], [p.grad.to(p.dtype)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
+        [p], [grad.to(p.dtype)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
         [torch.tensor(float(state["step"] - 1))], foreach=False, amsgrad=False,
         beta1=options.betas[0], beta2=options.betas[1], lr=options.lr,
         weight_decay=options.weight_decay, eps=options.eps, maximize=False,
@@ -402,9 +486,11 @@ def _norms(a, groups, largest=False):
     padded = torch.nn.functional.pad(a, (0, -columns % width, 0, -rows % height))
     shape = (*a.shape[:-2], padded.shape[-2] // height, height, padded.shape[-1] // width, width)
     blocks = padded.reshape(shape).transpose(-3, -2).flatten(-2)
+    top = blocks.abs().amax(-1)
     if largest:
-        return blocks.amax(-1)
-    return torch.linalg.vector_norm(blocks, dim=-1)
+        return top
+    unit = torch.where((top > 0) & top.isfinite(), top, 1)  # squares may over- or underflow
+    return unit * torch.linalg.vector_norm(blocks / unit[..., None], dim=-1)
 
 
 def _spread(values, groups, shape):

@@ -200,6 +200,168 @@ def test_wrong_options():
         chtorch.SparseAdamW([torch.nn.Parameter(torch.ones(3))], l1=1.0, groups=(2, 2))
     with pytest.raises(TypeError, match="real floating"):
         chtorch.SparseAdamW([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))])
+    with pytest.raises(TypeError, match="mask must be a dictionary or a list, got Tensor"):
+        chtorch.SparseAdamW([w], mask=torch.ones(3, 3, dtype=torch.bool))
+
+
+def test_masks_by_name_in_groups_and_as_lists():
+    make = lambda: [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]  # noqa: E731
+    kept = [torch.arange(3) != k for k in range(3)]
+    check = lambda params: torch.testing.assert_close(  # noqa: E731
+        torch.stack([p.detach() for p in params]), 1.0 - torch.eye(3)
+    )
+    params = make()
+    chtorch.SparseAdamW([{"params": params[:1]}, {"params": params[1:]}], mask=kept)
+    check(params)
+    params = make()
+    named = list(zip("abc", params, strict=True))
+    masks = dict(zip("abc", kept, strict=True))
+    chtorch.SparseAdamW([{"params": named[:2]}, {"params": named[2:]}], mask=masks)
+    check(params)
+    params = make()
+    groups = [{"params": params[:1], "mask": kept[:1]}, {"params": params[1:]}]
+    optimizer = chtorch.SparseAdamW(groups[1:], mask=kept[1:])
+    optimizer.add_param_group(groups[0])
+    check(params)
+    params = make()
+    groups = [{"params": params[:1], "mask": kept[:1]}, {"params": params[1:]}]
+    chtorch.SparseAdamW(groups, mask=[None, *kept[1:]])
+    check(params)
+    for p in params:
+        p.grad = torch.ones(3)
+    optimizer = chtorch.SparseAdamW(params, mask=kept)
+    kept[0][:] = False  # masks are copied
+    optimizer.step()
+    assert (params[0] != 0).sum() == 2
+    later = torch.nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [later]})
+    assert (later == 1.0).all()
+
+
+def test_masks_of_unknown_parameters():
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    kept = torch.zeros(3, dtype=torch.bool)
+    for params, mask, text in (
+        ([p], {q: kept}, "mask has an entry for Parameter at"),
+        ([p], {"a": kept}, "mask has an entry for 'a'"),
+        ([("b", p)], {"a": kept}, "mask has an entry for 'a'"),
+        ([{"params": [p], "mask": {p: kept}}], {q: kept}, "mask has an entry for"),
+        ([{"params": [p], "mask": {p: kept}}, {"params": [q]}], [kept], "one entry for each"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            chtorch.SparseAdamW(params, mask=mask)
+        assert (p == 1.0).all()
+
+
+def test_a_state_of_adamw_is_taken_over():
+    params, others = parameters(), parameters()
+    plain, ours = torch.optim.AdamW(params, lr=0.05), chtorch.SparseAdamW(others, l1=0.0)
+    for step in range(6):
+        give_gradients(params, step)
+        give_gradients(others, step)
+        plain.step()
+        if step == 2:
+            with torch.no_grad():
+                for p, q in zip(params, others, strict=True):
+                    q.copy_(p)
+            ours.load_state_dict(copy.deepcopy(plain.state_dict()))
+        elif step > 2:
+            ours.step()
+    assert ours.param_groups[0]["lr"] == 0.05
+    for p, q in zip(params, others, strict=True):
+        close(q.detach(), p.detach())
+    again = chtorch.SparseAdamW(others)
+    again.load_state_dict(copy.deepcopy(ours.state_dict()))
+    assert again.state_dict()["state"][0]["step"] == 6
+
+
+def test_a_wrong_state_changes_nothing():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = chtorch.SparseAdamW([p], lr=0.1)
+    optimizer.step()
+    for name, value, error in (
+        ("lr", -1.0, ValueError),
+        ("betas", 3, TypeError),
+        ("amsgrad", True, ValueError),
+        ("maximize", True, ValueError),
+    ):
+        bad = copy.deepcopy(optimizer.state_dict())
+        bad["param_groups"][0][name] = value
+        bad["state"][0]["step"] = 7
+        with pytest.raises(error, match=name):
+            optimizer.load_state_dict(bad)
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        assert optimizer.state[p]["step"] == 1
+    momentum = torch.optim.SGD([p], momentum=0.9)
+    momentum.step()
+    optimizer.load_state_dict(momentum.state_dict())
+    with pytest.raises(ValueError, match="but no exp_avg"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_state_of_16_bits_goes_on_bit_for_bit(dtype):
+    first, second = (torch.nn.Parameter(torch.linspace(0.5, 1, 12).reshape(3, 4).to(dtype))
+                     for _ in range(2))  # fmt: skip
+    options = {"lr": 0.01, "l1": 0.5, "groups": (3, 1), "reweight_every": 1}
+    one = chtorch.SparseAdamW([first], **options)
+    first.grad = torch.ones(3, 4, dtype=dtype)
+    one.step()
+    with torch.no_grad():
+        second.copy_(first)
+    two = chtorch.SparseAdamW([second], **options)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert torch.equal(two.state[second]["gamma"], one.state[first]["gamma"])
+    second.grad = first.grad
+    one.step()
+    two.step()
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-24, 1e20, 1e36])
+def test_squares_of_strided_blocks_do_not_overflow(scale):
+    """The step by PyTorch's operations is that of the kernel at any scale."""
+    w = torch.tensor([[3.0, 4.0], [4.0, 3.0]]) * scale
+    direct, strided = torch.nn.Parameter(w.clone()), torch.nn.Parameter(w.mT.contiguous().mT)
+    for p in (direct, strided):
+        p.grad = torch.zeros(2, 2)
+        options = {"lr": scale, "l1": 1.0, "groups": (2, 1), "reweight_every": 1}
+        optimizer = chtorch.SparseAdamW([p], weight_decay=0.0, **options)
+        optimizer.step()
+        torch.testing.assert_close(p.detach() / scale, w / scale * 0.8, rtol=1e-5, atol=0)
+    gamma = optimizer.state[strided]["gamma"]
+    torch.testing.assert_close(gamma, torch.full((1, 2), 1 / (4 * scale + 1e-3)))
+
+
+def test_without_renewal_the_weights_are_one():
+    results = []
+    for every in (1, None):
+        p = torch.nn.Parameter(torch.full((2, 2), 3.0))
+        q = torch.nn.Parameter(torch.full((2, 2), 3.0).mT.contiguous().mT)
+        optimizer = chtorch.SparseAdamW([p, q], l1=0.5, lr=0.1, reweight_every=every)
+        for _ in range(2):
+            p.grad = q.grad = torch.zeros(2, 2)
+            optimizer.step()
+            optimizer.param_groups[0]["reweight_every"] = None
+        results += [p.detach(), q.detach()]
+        assert "gamma" not in optimizer.state[p]
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
+
+
+def test_gradients_that_are_parameters():
+    # min over x, max over y of x·y: each gradient is the other parameter.
+    x, y = torch.nn.Parameter(torch.arange(4.0)), torch.nn.Parameter(torch.ones(4))
+    a, b = torch.nn.Parameter(torch.arange(4.0)), torch.nn.Parameter(torch.ones(4))
+    first, second = chtorch.SparseAdamW([x, y], lr=0.1), chtorch.SparseAdamW([a, b], lr=0.1)
+    for _ in range(3):
+        x.grad, y.grad = y.detach(), torch.from_numpy(x.detach().numpy())
+        a.grad, b.grad = b.detach().clone(), a.detach().clone()
+        first.step()
+        second.step()
+    assert torch.equal(x, a)
+    assert torch.equal(y, b)
 
 
 # --- layers --------------------------------------------------------------------------------
