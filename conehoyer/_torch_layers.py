@@ -204,7 +204,7 @@ class BlockSparseLinear(torch.nn.Module):
             raise ValueError(f"state must hold the tensors {', '.join(names)}, got {list(state)}")
         blocks, indices, indptr = (state[name].detach().cpu().numpy() for name in names)
         shape = self.out_features, self.in_features
-        matrix = blocksparse._from_arrays(blocks, indices, indptr, shape, blocks.shape[1:], "state")
+        matrix = blocksparse._from_arrays("state", blocks, indices, indptr, shape, blocks.shape[1:])
         self.matrix, self._dense = matrix.astype(self.matrix.dtype), None
 
     def _apply(self, fn, recurse=True):

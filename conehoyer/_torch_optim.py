@@ -374,7 +374,7 @@ class SparseAdamW(torch.optim.Optimizer):
             saved = state_dict["state"].get(key, {})
             if "step" in saved:
                 self.state[p]["step"] = int(saved["step"])  # AdamW's is a tensor
-            if isinstance(saved.get("gamma"), torch.Tensor):  # PyTorch has rounded it to the parameter's dtype
+            if isinstance(saved.get("gamma"), torch.Tensor):  # PyTorch has rounded it
                 self.state[p]["gamma"] = saved["gamma"].to(p.device)
 
 
@@ -383,12 +383,13 @@ def _masks(mask, params, names, copy=False):
     if mask is None:
         return [None] * len(params)
     if isinstance(mask, Mapping):
-        places = {id(p): k for k, p in enumerate(params)} | {name: k for k, name in enumerate(names)}
+        places: dict[Any, int] = {id(p): k for k, p in enumerate(params)}
+        places |= {name: k for k, name in enumerate(names)}
         given, mask = mask, [None] * len(params)
         for key, one in given.items():
             place = places.get(key if isinstance(key, str) else id(key))
             if place is None:
-                what = repr(key) if isinstance(key, str) else f"{type(key).__name__} at {id(key):#x}"
+                what = repr(key) if isinstance(key, str) else f"a {type(key).__name__}"
                 raise ValueError(f"mask has an entry for {what}, which is none of the parameters")
             mask[place] = one
     if not isinstance(mask, list | tuple):

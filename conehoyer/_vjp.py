@@ -114,10 +114,11 @@ class Ray(NamedTuple):
     """What a soft threshold ``x = s·κ·max(|y| − τ, 0)`` does near y, along its last axis."""
 
     z: torch.Tensor  # x, scaled to length one
-    norm: torch.Tensor  # ‖x‖
+    unit: torch.Tensor  # a power of two, at most ‖x‖
+    norm: torch.Tensor  # ‖x‖/unit
     s: torch.Tensor  # its signs, 0 off the support A
     kappa: torch.Tensor  # κ; 0 where the entries of A tie
-    count: torch.Tensor  # ν, the size of A
+    size: torch.Tensor  # ν, that of A
     bend: torch.Tensor  # ‖q‖² for q = s − ⟨s, z⟩z; 0 where the entries tie
     spread: torch.Tensor  # x/‖x‖ less its mean magnitude on A: orthogonal to s
     squares: torch.Tensor  # ‖spread‖²
@@ -128,7 +129,7 @@ class Ray(NamedTuple):
 
     def across(self, g):
         """``κ·(g_A − Πg)``, where Π projects onto the span of s and x."""
-        mean = _over(_dot(self.s, g), self.count)
+        mean = _over(_dot(self.s, g), self.size)
         slope = _over(_dot(self.spread, g), self.squares)
         return self.kappa * (torch.where(self.s != 0, g, 0) - self.s * mean - self.spread * slope)
 
@@ -140,21 +141,21 @@ def ray(x, y, eps=None):
     x or of y, are a tie.  Everything is centred, since the entries of y may differ little.
     """
     s = x.sign()
-    count = _dot(s, s)
+    size = _dot(s, s)
     unit = _unit(x)
     z, y = x / unit, y / unit
-    mean_x, mean_y = _over(_dot(s, z), count), _over(_dot(s, y), count)
+    mean_x, mean_y = _over(_dot(s, z), size), _over(_dot(s, y), size)
     norm2 = _dot(z, z)
     u, a = z - s * mean_x, torch.where(s != 0, y - s * mean_y, 0)
-    u = u - s * _over(_dot(s, u), count)  # the means are rounded
-    a = a - s * _over(_dot(s, a), count)
+    u = u - s * _over(_dot(s, u), size)  # the means are rounded
+    a = a - s * _over(_dot(s, a), size)
     squares, product = _dot(u, u), _dot(u, a)
-    least = 4 * (torch.finfo(x.dtype).eps if eps is None else eps) * count.sqrt()
+    least = 4 * (torch.finfo(x.dtype).eps if eps is None else eps) * size.sqrt()
     tied = (squares.sqrt() <= least * mean_x) | (product <= squares.sqrt() * least * mean_y.abs())
     kappa = torch.where(tied, 0, _over(squares, product))
-    bend = torch.where(tied, 0, _over(count * squares, norm2))
+    bend = torch.where(tied, 0, _over(size * squares, norm2))
     root = torch.where(norm2 > 0, norm2.sqrt(), 1)
-    return Ray(z / root, unit * root, s, kappa, count, bend, u / root, squares / (root * root))
+    return Ray(z / root, unit, root, s, kappa, size, bend, u / root, squares / (root * root))
 
 
 def scaled_cone(g, x, y, eps=None):
@@ -192,12 +193,12 @@ def gsp(gs, xs, ys):
     ``m = κ⟨q, g⟩/‖q‖² + (κ − 1)⟨z, g⟩/h``, ``ω = βκ/‖x‖``, ``β = 1/(√n − 1)``, and over all
     vectors ``E = Σβ‖q‖²m``, ``D = Σβ‖q‖²ω``.
     """
-    rays, above, below, same = [], 0, 0, True
+    parts, units, above, same = [], [gs[0].new_full((1,), torch.inf)], 0, True
     for g, x, y in zip(gs, xs, ys, strict=True):
         same = same & (x == y).all()
         n = x.shape[-1]
         if n < 2:
-            rays.append(None)
+            parts.append(None)
             continue
         packed = Packed(x)
         g, x, y = map(packed.pack, (g, x, y))
@@ -206,16 +207,23 @@ def gsp(gs, xs, ys):
         h, inner = _dot(r.s, r.z), _dot(r.z, g)
         q = torch.where(r.bend > 0, r.s - h * r.z, 0)
         m = r.kappa * _over(_dot(q, g), r.bend) + (r.kappa - 1) * _over(inner, h)
-        omega = beta * r.kappa / r.norm
-        rays.append((packed, r.across(g) + r.along(g), q, m, omega))
+        units.append(torch.where(r.bend > 0, r.unit, torch.inf).reshape(-1))
         above = above + (beta * r.bend * m).sum().double()
-        below = below + (beta * r.bend * omega).sum().double()
+        parts.append((packed, r, r.across(g) + r.along(g), beta, q, m))
+    least = torch.cat(units).amin()  # the unit of ω, in which 1/‖x‖ does not overflow
+    below = 0
+    for k, part in enumerate(parts):
+        if part is not None:
+            packed, r, alone, beta, q, m = part
+            omega = torch.where(r.bend > 0, beta * r.kappa / r.norm * (least / r.unit), 0)
+            below = below + (beta * r.bend * omega).sum().double()
+            parts[k] = packed, alone, q, m, omega
     results = []
-    for own, g in zip(rays, gs, strict=True):
-        if own is None:  # takes no part
+    for part, g in zip(parts, gs, strict=True):
+        if part is None:  # takes no part
             results.append(g)
             continue
-        packed, alone, q, m, omega = own
+        packed, alone, q, m, omega = part
         shared = _over(above, below).to(g.dtype)
         result = packed.unpack(alone + q * (m - omega * shared))
         results.append(torch.where(same, g, result))

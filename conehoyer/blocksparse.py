@@ -970,10 +970,10 @@ def load(file) -> BlockSparse:
         raise ValueError(f"file cannot be read as .npz: {error}") from error
     if not set(names) <= set(found):
         raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(found)}")
-    return _from_arrays(*(found[name] for name in names), "file")
+    return _from_arrays("file", *(found[name] for name in names))
 
 
-def _from_arrays(blocks, indices, indptr, shape, block_shape, name) -> BlockSparse:
+def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSparse:
     """The matrix that these arrays describe, checked; errors name where they come from."""
     places = [np.asarray(a) for a in (indices, indptr, shape, block_shape)]
     indices, indptr, shape, block_shape = places

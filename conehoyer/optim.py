@@ -89,8 +89,8 @@ class SparseAdamW:
     ------
     ValueError
         If there is no parameter, or one shares memory with another, is read-only or not
-        finite; if an option is out of range or unknown; if `groups` does not fit a parameter or `mask` has
-        another shape; if both ``l1 > 0`` and a constraint are given.
+        finite; if an option is out of range or unknown; if `groups` does not fit a parameter
+        or `mask` has another shape; if both ``l1 > 0`` and a constraint are given.
     TypeError
         If a parameter is no float32 or float64 ndarray in native byte order, or an option
         has the wrong type.
@@ -276,8 +276,8 @@ class SparseAdamW:
         dict
             "state" has, for the index of each parameter that has taken a step, its number
             of steps "step", the moments "exp_avg" and "exp_avg_sq", and the weights "gamma"
-            of its blocks or None.  "param_groups" has the options, and the indices under "params".  The
-            parameters themselves, masks and constraints are not part of it.
+            of its blocks or None.  "param_groups" has the options, and the indices under
+            "params".  The parameters themselves, masks and constraints are not part of it.
 
         See Also
         --------
@@ -302,11 +302,8 @@ class SparseAdamW:
                 options["param_names"] = list(group["param_names"])
             saved.append(options)
             first = last
-        state = {
-            i: s.to_dict(_blocks_shape(p.shape, groups))
-            for i, (s, (p, groups)) in enumerate(zip(self._state, self._each("groups"), strict=True))
-            if s is not None
-        }
+        blocks = [_blocks_shape(p.shape, groups) for p, groups in self._each("groups")]
+        state = {i: s.to_dict(blocks[i]) for i, s in enumerate(self._state) if s is not None}
         return {"state": state, "param_groups": saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

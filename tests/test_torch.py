@@ -184,6 +184,20 @@ def test_gradient_of_tiny_and_huge_data(name, scale):
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("exponent", [-1040, 1015])
+def test_gradient_of_several_vectors_at_the_limits(exponent):
+    """Vectors without a part in it, zero or of one entry, do not matter."""
+    parts = [normal(12, seed=4), normal(9, seed=7), np.zeros(5), np.full(1, 1e-300), normal(0)]
+    grads = []
+    for unit in (1.0, 2.0**exponent):
+        leaves = [leaf(np.round(part * 2**20) / 2**20 * unit) for part in parts[:2]]
+        results = ch.project_gsp([*leaves, *map(torch.from_numpy, parts[2:])], 0.7)
+        sum((r * torch.arange(len(r))).sum() for r in results[:2]).backward()
+        grads.append(np.concatenate([x.grad.numpy() for x in leaves]))
+    assert np.abs(grads[0]).max() > 1.0
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["level l2", "feasible l2", "level l1", "radius l2"])
 def test_gradient_of_groups_of_tiny_data(name):
     y, g = normal(6, 5), torch.from_numpy(normal(6, 5, seed=1))

@@ -242,7 +242,7 @@ def test_masks_of_unknown_parameters():
     p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     kept = torch.zeros(3, dtype=torch.bool)
     for params, mask, text in (
-        ([p], {q: kept}, "mask has an entry for Parameter at"),
+        ([p], {q: kept}, "mask has an entry for a Parameter"),
         ([p], {"a": kept}, "mask has an entry for 'a'"),
         ([("b", p)], {"a": kept}, "mask has an entry for 'a'"),
         ([{"params": [p], "mask": {p: kept}}], {q: kept}, "mask has an entry for"),
