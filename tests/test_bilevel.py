@@ -251,6 +251,21 @@ def test_equal_groups_have_equal_norms(dtype, groups, order):
             assert np.unique(norms).size == min(norms.size, 1)
 
 
+@pytest.mark.parametrize("groups", [(1, 8), (4, 4), (3, 16), (5, 6)], ids=str)
+def test_zeros_attached_change_no_norm(groups):
+    """To the last bit: blocks at the edge are blocks with zeros."""
+    height, width = groups
+    y = np.random.default_rng(5).standard_normal((2 * height, 4 * width + 3))
+    whole = np.zeros((2 * height, 5 * width))
+    whole[:, : y.shape[1]] = y
+    for inner in INNER:
+        first, second = (
+            ch.project_bilevel(x, radius=1e9, groups=groups, inner=inner, full_output=True)[1]
+            for x in (y, whole)
+        )
+        np.testing.assert_array_equal(first.radii, second.radii)
+
+
 @pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize(

