@@ -451,10 +451,11 @@ class _L1Inf:
             workers = 1
         values, starts, _ = _groups.gathered(z, parts)
         totals, counts, excess, tops = np.empty((4, count))
+        gaps = np.empty((count, 2))
         unit = 1.0
         while True:
             start = partial(
-                kernels_l1inf.start, values, starts, totals, bounds, counts, excess, tops
+                kernels_l1inf.start, values, starts, totals, bounds, counts, excess, gaps, tops
             )
             run_split(start, count, workers)
             if unit != 1.0:
@@ -485,7 +486,7 @@ class _L1Inf:
                 break
             run_split(
                 lambda i, j, theta=theta: kernels_l1inf.advance_bounds(
-                    values, starts, theta, totals, bounds, counts, excess, moved, i, j
+                    values, starts, theta, totals, bounds, counts, excess, gaps, moved, i, j
                 ),
                 count, workers,
             )  # fmt: skip

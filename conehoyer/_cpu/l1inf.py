@@ -5,48 +5,101 @@ each that is not, and Σ_j u_j = radius.  As functions of θ the u_j are convex 
 piecewise linear, so that tangents lie below them: with the count ν_j and the excess S_j
 above the current u_j, the θ that solves Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius never
 passes the solution, nor does a Newton step on u_j.  Each round sets these tangents anew;
-when no count changes, the tangent is the function itself.
+a tangent is the function itself up to the entries next to u_j, so a group is read again
+only when its bound leaves the gap between them.
 """
+
+import math
 
 from .. import _math as m
 from .._jit import kernel
-from . import passes
+from . import passes, simd
 
 
 @kernel
-def start(values, starts, totals, bounds, counts, excess, tops, first, last):
+def _above(z, anchor):
+    """Count and Σ(a − anchor) over a = |z| > anchor; the largest other a, and the least of them."""
+    far, zero, one = simd.splat_wide(anchor), simd.splat_wide(0.0), simd.splat_wide(1.0)
+    nothing = simd.splat_wide(math.inf)
+    under, over = zero, nothing
+    nu, s = 0.0, 0.0
+    whole = z.size // simd.WIDE * simd.WIDE
+    for begin in range(0, whole, passes.BLOCK):
+        counts, sums = zero, zero
+        for i in range(begin, min(begin + passes.BLOCK, whole), simd.WIDE):
+            a = simd.magnitude(simd.load_wide(z, i))
+            inside = simd.above(a, far)
+            counts = simd.where(inside, simd.add(counts, one), counts)
+            sums = simd.where(inside, simd.add(sums, simd.sub(a, far)), sums)
+            under = simd.larger(under, simd.where(inside, zero, a))
+            over = simd.smaller(over, simd.where(inside, a, nothing))
+        nu += simd.total(counts)
+        s += simd.total(sums)
+    low, high = simd.peak(under), -simd.peak(simd.sub(zero, over))
+    for i in range(whole, z.size):
+        a = abs(float(z[i]))
+        if a > anchor:
+            nu += 1.0
+            s += a - anchor
+            high = min(high, a)
+        else:
+            low = max(low, a)
+    return nu, s, low, high
+
+
+@kernel
+def _whole(z):
+    """Count and Σa over a = |z| > 0, and the largest a; NaN wins."""
+    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
+    tops = zero
+    nu, s = 0.0, 0.0
+    whole = z.size // simd.WIDE * simd.WIDE
+    for begin in range(0, whole, passes.BLOCK):
+        counts, sums = zero, zero
+        for i in range(begin, min(begin + passes.BLOCK, whole), simd.WIDE):
+            a = simd.magnitude(simd.load_wide(z, i))
+            counts = simd.where(simd.above(a, zero), simd.add(counts, one), counts)
+            sums, tops = simd.add(sums, a), simd.larger(tops, a)
+        nu += simd.total(counts)
+        s += simd.total(sums)
+    top = simd.largest(tops)
+    for i in range(whole, z.size):
+        a = abs(float(z[i]))
+        nu += a > 0.0
+        s += a
+        top = a if not a <= top else top
+    return nu, s, top
+
+
+@kernel
+def start(values, starts, totals, bounds, counts, excess, gaps, tops, first, last):
     """State of the groups first..last−1 at u = 0, and their largest entries."""
     for j in range(first, last):
-        own = values[starts[j] : starts[j + 1]]
-        nu, s, _ = passes.sums(own, True, 0.0, 0.0)
-        totals[j], counts[j], excess[j], bounds[j] = s, nu, s, 0.0
-        tops[j] = max(passes.largest(own, True), 0.0)
+        counts[j], totals[j], tops[j] = _whole(values[starts[j] : starts[j + 1]])
+        excess[j], bounds[j] = totals[j], 0.0
+        gaps[j] = 0.0  # unknown
 
 
 @kernel
-def advance_bounds(values, starts, theta, totals, bounds, counts, excess, moved, first, last):
+def advance_bounds(values, starts, theta, totals, bounds, counts, excess, gaps, moved, first, last):
     """Up to two Newton steps on the bound of each of the groups first..last−1."""
     for j in range(first, last):
         moved[j] = False
         if totals[j] <= theta:
             continue
-        own = values[starts[j] : starts[j + 1]]
-        u, nu, s = bounds[j], counts[j], excess[j]
+        u, nu, s, under, over = bounds[j], counts[j], excess[j], gaps[j, 0], gaps[j, 1]
         for _ in range(2):
             step = max(m.l1inf_tangent(u, nu, s, theta), 0.0)
-            if step == u:
+            if under <= step < over:
                 break
             before = nu
-            nu, s, _ = passes.sums(own, True, step, 0.0)
+            nu, s, under, over = _above(values[starts[j] : starts[j + 1]], step)
+            u = step
             if nu == 0.0:  # rounding: beyond the largest entry
                 nu, s = before, theta
-                u = step
-                break
-            u = step
-            if nu == before:
                 break
             moved[j] = True
-        bounds[j], counts[j], excess[j] = u, nu, s
+        bounds[j], counts[j], excess[j], gaps[j, 0], gaps[j, 1] = u, nu, s, under, over
 
 
 @kernel
