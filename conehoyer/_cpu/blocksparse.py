@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._jit import helper, kernel
+from .simd import LINE
 from .tiles import (
     ACCUMULATORS,
     BITS,
@@ -32,7 +33,6 @@ from .tiles import (
     zero_tile,
 )
 
-LINE = 64  # bytes
 _NEXT = 24 << 10  # bytes that are read again and again, from the first-level cache
 _NEAR = 512 << 10  # the same, from the second-level cache
 GATHERED = 8  # blocks of one row that a tile takes, if they have as many columns

@@ -24,7 +24,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import entry, helper, kernel
-from . import passes
+from . import passes, simd
 from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep, uncounted
 
 CHUNK = 16384
@@ -38,6 +38,7 @@ MOST_RUNS = 4096
 MOST_SAMPLES = 3
 PATIENCE = 12  # passes after which float32 data are summed in float64
 SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
+NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it is fetched early
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
@@ -512,7 +513,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             elif quick and not two_sided and not st.pinned:
                 st = _split(st, buffer)
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
-                if math.isfinite(s) and not _in_range(kind, abs(st.anchor) + math.sqrt(q)):
+                if math.isfinite(s) and not _in_range(kind, st.anchor * st.anchor + q):
                     return _verdict(m.RESCALE, st.anchor, 0.0, nu, s, q).state, NOTHING
             else:
                 nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
@@ -602,9 +603,9 @@ def _near_top(st, absolute, p, z):
 
 
 @helper
-def _in_range(kind, size):
-    """Whether squares of float32 numbers of this size neither overflow nor lose digits."""
-    return kind <= m.SIMPLEX or 1e-9 < size < 1e15
+def _in_range(kind, square):
+    """Whether float32 numbers of this square sum neither overflow nor lose digits if squared."""
+    return kind <= m.SIMPLEX or 1e-18 < square < 1e30
 
 
 @helper
@@ -647,14 +648,14 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
         return _write_job(st, math.sqrt(q) if q < 1e200 else passes.norm(z))
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
-            if not _in_range(kind, abs(st.anchor) + math.sqrt(q)):
+            if not _in_range(kind, st.anchor * st.anchor + q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
         st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
         at_zero = st.anchor == 0.0 and st.offset == 0.0
         if job.action == OWN and z.itemsize == 4 and at_zero:
-            if nu > 0.0 and math.isfinite(s) and not _in_range(kind, math.sqrt(q)):
+            if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
             if _rough_start(kind, p, nu, s, q):
                 return _sums_job(st, l2, job.samples)
@@ -873,6 +874,10 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]
+        if r + 1 < last and n * x.itemsize >= NEAR:
+            following = x[r + 1]  # processors do not fetch beyond a page by themselves
+            for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
+                simd.fetch(following, i)
         buffer = target if whole else spare
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
         attempt, by_size = 0, False

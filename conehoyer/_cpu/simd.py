@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, register_model
 
 REGISTER_BITS = 512
 WIDE = 16
+LINE = 64  # bytes of a cache line
 
 
 def _has_compress() -> bool:
@@ -105,6 +106,22 @@ def load(typingctx, array, index):
         return value
 
     return vec(array, index), codegen
+
+
+@intrinsic
+def fetch(typingctx, array, index):
+    """Ask for the cache line of ``array[index]``, which will be read, without waiting for it."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(array)(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+        i32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, i32(0), i32(2), i32(1)])  # into the second-level cache
+        return context.get_dummy_value()
+
+    return types.void(array, index), codegen
 
 
 @intrinsic
