@@ -35,6 +35,10 @@ CASES = [
     ((5, 4500), (2, 7)),
     ((3, 5000), (3, 2500)),
     ((2, 5000), (1, 5000)),
+    ((4, 2049), (2, 3)),
+    ((5, 9000), (2, 2100)),
+    ((5, 9000), (2, 7)),
+    ((3, 9000), (3, 4500)),
     ((1, 1), (3, 3)),
 ]
 
@@ -262,7 +266,9 @@ def test_the_gradient_never_sees_the_penalty():
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-160, 1.0, 1e160, 1e200, 1e300])
 @pytest.mark.parametrize(
-    ("shape", "groups"), [((4, 6), (2, 3)), ((4, 6), (4, 1)), ((3, 5000), (2, 2100))], ids=str
+    ("shape", "groups"),
+    [((4, 6), (2, 3)), ((4, 6), (4, 1)), ((3, 5000), (2, 2100)), ((3, 9000), (2, 2100))],
+    ids=str,
 )
 def test_squares_that_over_or_underflow(scale, shape, groups):
     rng = np.random.default_rng(6)
@@ -713,6 +719,7 @@ def test_a_wrong_state_changes_nothing():
         ((450, 401), (1, 401)),
         ((450, 401), (450, 1)),
         ((40, 5000), (7, 2500)),
+        ((40, 9000), (7, 2500)),
         ((5, 200, 200), (3, 8)),
     ],
     ids=str,
