@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ class BlockSparseLinear(torch.nn.Module):
         """
         if not isinstance(module, torch.nn.Linear):
             raise TypeError(f"module must be a torch.nn.Linear, got {type(module).__name__}")
-        return cls._like(module, blocksparse.compress(_weights(module), block_shape))
+        return cls._like(module, blocksparse.compress(_array(module.weight), block_shape))
 
     @classmethod
     def _like(cls, module, matrix):
@@ -200,9 +200,10 @@ class BlockSparseLinear(torch.nn.Module):
         >>> layer.set_extra_state(layer.get_extra_state())
         """
         names = "blocks", "indices", "indptr"
-        if not all(isinstance(state.get(name), torch.Tensor) for name in names):
-            raise ValueError(f"state must hold the tensors {', '.join(names)}, got {list(state)}")
-        blocks, indices, indptr = (state[name].detach().cpu().numpy() for name in names)
+        held = dict(state) if isinstance(state, Mapping) else {}
+        if not all(_is_dense(held.get(name)) for name in names):
+            raise ValueError(f"state must hold the tensors {', '.join(names)}, got {list(held)}")
+        blocks, indices, indptr = (_array(held[name]) for name in names)
         shape = self.out_features, self.in_features
         matrix = blocksparse._from_arrays("state", blocks, indices, indptr, shape, blocks.shape[1:])
         self.matrix, self._dense = matrix.astype(self.matrix.dtype), None
@@ -237,7 +238,8 @@ class _Product(torch.autograd.Function):
         to_x, to_bias, _ = ctx.needs_input_grad
         weight = ctx.weight
         of_x = _multiply(g, weight, weight.shape[1], lambda rows: rows @ weight) if to_x else None
-        return of_x, _rows(g).sum(0) if to_bias else None, None
+        of_bias = _rows(g).sum(0, dtype=_wider(g, weight)) if to_bias else None
+        return of_x, of_bias, None
 
 
 def _rows(x):
@@ -249,10 +251,14 @@ def _wider(x, weight):
     return torch.promote_types(x.dtype, getattr(torch, weight.dtype.name))
 
 
-def _weights(module):
-    """The weights of a layer as an array, float32 or float64."""
-    weight = module.weight.detach().cpu()
-    return weight.to(torch.promote_types(weight.dtype, torch.float32)).numpy()
+def _is_dense(t):
+    return isinstance(t, torch.Tensor) and t.layout is torch.strided
+
+
+def _array(t):
+    """A tensor as an array, floating formats of 16 bits as float32."""
+    wide = torch.promote_types(t.dtype, torch.float32) if t.is_floating_point() else t.dtype
+    return t.detach().cpu().to(wide).numpy()
 
 
 def _multiply(x, weight, width, product):
@@ -272,7 +278,8 @@ def sparsify(
 
     A layer that the model uses in several places is replaced in all of those that are chosen, by
     one layer.  The old layers are left as they are, and with them a weight that a layer shares
-    with another module, such as an embedding.
+    with another module, such as an embedding.  Classes that are derived from ``torch.nn.Linear``
+    and have a ``forward`` of their own do not count as linear layers.
 
     Parameters
     ----------
@@ -316,6 +323,7 @@ def sparsify(
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, torch.nn.Linear)
+        and type(module).forward is torch.nn.Linear.forward  # it does nothing else
         and not isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
     }
     if layers is None:
@@ -344,7 +352,7 @@ def sparsify(
 
 
 def _replacement(module, block_shape, keep):
-    weights = _weights(module)
+    weights = _array(module.weight)
     if keep is not None:
         weights = blocksparse.prune(weights, block_shape, keep)
     return BlockSparseLinear._like(module, blocksparse.compress(weights, block_shape))

@@ -45,8 +45,8 @@ class SparseAdamW(torch.optim.Optimizer):
         Positive.
     mask : dict of Tensor or str to Tensor, or list of Tensor or None, optional
         For parameters, or their names, a boolean tensor of the same shape: where it is False,
-        weights and moments stay zero.  A list has one for each parameter.  A parameter group
-        that has masks of its own takes those.
+        weights and moments stay zero.  A list has one for each parameter, a dictionary none for
+        anything else.  A parameter group that has masks of its own takes those.
     constraint : callable, optional
         Instead of a penalty: ``constraint(w)`` returns what replaces w after the step.
     constraint_every : int, default 1
@@ -202,13 +202,14 @@ class SparseAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         workers = optim.resolve_workers(self.workers)
-        jobs = []
+        jobs, places, place = [], [], -1
         taken = optim._Memory(_span(p) for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
             options = optim._checked(group)
             names = group.get("param_names", ())
             masks = _masks(group["mask"], group["params"], names)  # it may have been changed
             for p, kept in zip(group["params"], masks, strict=True):
+                place += 1
                 if p.grad is None:
                     continue
                 _check_state(self.state.get(p), p)
@@ -219,8 +220,9 @@ class SparseAdamW(torch.optim.Optimizer):
                     grad = grad.clone()
                 fused = _fused(p)
                 jobs.append((p, _memory(grad) if fused else grad, kept, options, fused))
+                places.append(place)
         if self.check_finite:
-            for place, (p, grad, _, _, fused) in enumerate(jobs):
+            for place, (p, grad, _, _, fused) in zip(places, jobs, strict=True):
                 if fused:
                     good = optim._gradient_is_bounded(grad, workers)
                 else:
@@ -343,8 +345,8 @@ class SparseAdamW(torch.optim.Optimizer):
         ------
         ValueError
             If the number of parameter groups or of the parameters in one differs, an option is
-            out of range, or is one of AdamW's that there is none of here.  Nothing has been
-            changed then.
+            out of range, or is one of Adam's or AdamW's that there is none of here.  Nothing has
+            been changed then.
         TypeError
             If an option has the wrong type.
 
@@ -356,26 +358,61 @@ class SparseAdamW(torch.optim.Optimizer):
         >>> optimizer.load_state_dict(optimizer.state_dict())
         """
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
-        groups = [dict(group) for group in state_dict["param_groups"]]
-        # PyTorch says what is wrong with a number of groups that differs.
-        for group, now, kept in zip(groups, self.param_groups, own, strict=False):
-            for name in self.defaults.keys() - kept.keys():
-                group.setdefault(name, now[name])
-            optim._checked(group | kept | {"params": now["params"]})
-            for name in _ELSEWHERE:
-                if group.get(name):
-                    raise ValueError(f"state_dict: SparseAdamW has no {name}, got {group[name]}")
-        super().load_state_dict({**state_dict, "param_groups": groups})
+        # Last of the hooks that may change the state, and first of those that see the result.
+        hooks = (
+            self.register_load_state_dict_pre_hook(_prepared),
+            self.register_load_state_dict_post_hook(_take_weights, prepend=True),
+        )
+        try:
+            super().load_state_dict(dict(state_dict))
+        finally:
+            for hook in hooks:
+                hook.remove()
         for group, kept in zip(self.param_groups, own, strict=True):
             group.update(kept)
-        keys = [key for group in groups for key in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for key, p in zip(keys, params, strict=True):
-            saved = state_dict["state"].get(key, {})
-            if "step" in saved:
-                self.state[p]["step"] = int(saved["step"])  # AdamW's is a tensor
-            if isinstance(saved.get("gamma"), torch.Tensor):  # PyTorch has rounded it
-                self.state[p]["gamma"] = saved["gamma"].to(p.device)
+
+
+class _Held:
+    """Weights of blocks that PyTorch does not round to the parameter's dtype."""
+
+    def __init__(self, gamma):
+        self.gamma = gamma
+
+
+def _prepared(optimizer, state_dict):
+    """A state to be loaded, checked, and completed by the options that AdamW does not have."""
+    groups = [dict(group) for group in state_dict["param_groups"]]
+    # PyTorch says what is wrong with a number of groups that differs.
+    for group, now in zip(groups, optimizer.param_groups, strict=False):
+        own = {name: now[name] for name in ("params", *_OWN)}
+        for name in optim._SAVED:
+            group.setdefault(name, now[name])
+        options = optim._checked(group | own)
+        for name in _ELSEWHERE:
+            if group.get(name):
+                raise ValueError(f"state_dict: SparseAdamW has no {name}, got {group[name]}")
+        if options.weight_decay > 0.0 and group.get("decoupled_weight_decay") is False:
+            raise ValueError("state_dict: the weight decay of SparseAdamW is decoupled, as AdamW's")
+    state = {}
+    for key, saved in state_dict["state"].items():
+        state[key] = saved = dict(saved)
+        if "step" in saved:
+            try:
+                saved["step"] = int(saved["step"])  # AdamW's is a tensor
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"state_dict: step of parameter {key} must be an integer, got {saved['step']!r}"
+                ) from None
+        if saved.get("gamma") is not None:
+            saved["gamma"] = _Held(saved["gamma"])
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _take_weights(optimizer):
+    for p, state in optimizer.state.items():
+        if isinstance(state.get("gamma"), _Held):
+            gamma = state["gamma"].gamma
+            state["gamma"] = gamma.to(p.device) if isinstance(p, torch.Tensor) else gamma
 
 
 def _masks(mask, params, names, copy=False):
@@ -383,7 +420,7 @@ def _masks(mask, params, names, copy=False):
     if mask is None:
         return [None] * len(params)
     if isinstance(mask, Mapping):
-        places: dict[Any, int] = {id(p): k for k, p in enumerate(params)}
+        places = {id(p): k for k, p in enumerate(params)}
         places |= {name: k for k, name in enumerate(names)}
         given, mask = mask, [None] * len(params)
         for key, one in given.items():
@@ -431,10 +468,10 @@ def _span(t):
 
 def _check_state(state, p):
     """Raise if a state has been loaded, or the data replaced, so that they don't fit."""
-    for name in ("exp_avg", "exp_avg_sq") if state else ():
+    for name in ("step", "exp_avg", "exp_avg_sq") if state else ():
         if name not in state:
             raise ValueError(f"the state of a parameter has {list(state)}, but no {name}")
-        if state[name].shape != p.shape:
+        if name != "step" and state[name].shape != p.shape:
             raise ValueError(
                 f"{name} in the state has the shape {tuple(state[name].shape)}, its parameter "
                 f"{tuple(p.shape)}"

@@ -68,10 +68,16 @@ def _shape(shape) -> tuple[int, int]:
 
 def _scale(scale, dtype):
     """A factor as the kernels take it."""
-    if not isinstance(scale, numbers.Real):
+    try:
+        number = float(scale) if not isinstance(scale, str | bytes) else None
+    except (TypeError, ValueError):
+        number = None
+    except OverflowError:
+        number = math.inf
+    if number is None:
         raise TypeError(f"scale must be a real number, got {scale!r}")
     with np.errstate(over="ignore"):
-        factor = dtype.type(float(scale))
+        factor = dtype.type(number)
     if not np.isfinite(factor):
         raise ValueError(f"scale must be finite in {dtype}, got {scale!r}")
     return factor
@@ -963,13 +969,14 @@ def load(file) -> BlockSparse:
         if isinstance(held, np.ndarray):
             raise ValueError("it holds a single array")
         with held:
-            found = dict(held)
+            files = held.files
+            found = {name: held[name] for name in names if name in files}
     except (OSError, MemoryError):
         raise
     except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
         raise ValueError(f"file cannot be read as .npz: {error}") from error
-    if not set(names) <= set(found):
-        raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(found)}")
+    if len(found) < len(names):
+        raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(files)}")
     return _from_arrays("file", *(found[name] for name in names))
 
 

@@ -275,6 +275,55 @@ def test_a_state_of_adamw_is_taken_over():
     assert again.state_dict()["state"][0]["step"] == 6
 
 
+def test_loading_again_and_into_copies():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer, plain = chtorch.SparseAdamW([p], lr=0.1), torch.optim.AdamW([p], lr=0.2)
+    optimizer.step()
+    plain.step()
+    plain.step()
+    for other in (
+        optimizer,
+        copy.deepcopy(optimizer),
+        pickle.loads(pickle.dumps(optimizer)),
+    ):
+        for saved, lr, steps in ((optimizer.state_dict(), 0.1, 1), (plain.state_dict(), 0.2, 2)):
+            other.load_state_dict(copy.deepcopy(saved))
+            other.load_state_dict(copy.deepcopy(saved))
+            assert other.param_groups[0]["lr"] == lr
+            (state,) = other.state_dict()["state"].values()
+            assert state["step"] == steps
+        optimizer = chtorch.SparseAdamW([p], lr=0.1)
+        optimizer.step()
+
+
+def test_hooks_of_loading():
+    a, b = (torch.nn.Parameter(torch.ones(2, 2).bfloat16()) for _ in range(2))
+    options = {"l1": 0.1, "lr": 0.1, "reweight_every": 1}
+    first, second = chtorch.SparseAdamW([a, b], **options), chtorch.SparseAdamW([b, a], **options)
+    for n in range(5):
+        a.grad = torch.ones(2, 2).bfloat16()
+        b.grad = a.grad if n == 4 else None
+        first.step()
+
+    def turn(optimizer, saved):
+        return {**saved, "state": {0: saved["state"][1], 1: saved["state"][0]}}
+
+    second.register_load_state_dict_pre_hook(turn)
+    second.load_state_dict(first.state_dict())
+    for p, steps in ((a, 5), (b, 1)):
+        assert second.state[p]["step"] == steps
+        assert torch.equal(second.state[p]["gamma"], first.state[p]["gamma"])
+
+    def later(optimizer):
+        optimizer.state[a]["step"] = 100
+
+    second.register_load_state_dict_post_hook(later)
+    second.load_state_dict(first.state_dict())
+    assert second.state[a]["step"] == 100
+    assert len(second._optimizer_load_state_dict_pre_hooks) == 1  # none of our own is left
+
+
 def test_a_wrong_state_changes_nothing():
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
@@ -293,11 +342,26 @@ def test_a_wrong_state_changes_nothing():
             optimizer.load_state_dict(bad)
         assert optimizer.param_groups[0]["lr"] == 0.1
         assert optimizer.state[p]["step"] == 1
+    bad = copy.deepcopy(optimizer.state_dict())
+    bad["state"][0]["step"] = "x"
+    with pytest.raises(ValueError, match="step of parameter 0 must be an integer, got 'x'"):
+        optimizer.load_state_dict(bad)
+    adam = torch.optim.Adam([p], weight_decay=0.5)
+    with pytest.raises(ValueError, match="weight decay of SparseAdamW is decoupled"):
+        optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.state[p]["step"] == 1
     momentum = torch.optim.SGD([p], momentum=0.9)
     momentum.step()
     optimizer.load_state_dict(momentum.state_dict())
-    with pytest.raises(ValueError, match="but no exp_avg"):
+    with pytest.raises(ValueError, match="but no step"):
         optimizer.step()
+
+
+def test_the_error_names_the_parameter():
+    p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    q.grad = torch.full((3,), torch.nan)
+    with pytest.raises(ValueError, match="the gradient of parameter 1 of shape"):
+        chtorch.SparseAdamW([p, q]).step()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -559,11 +623,44 @@ def test_a_frozen_bias_stays_frozen():
     assert not chtorch.BlockSparseLinear.from_linear(dense, (2, 2)).bias.requires_grad
 
 
-@pytest.mark.parametrize("state", [{"a": 1}, {}, {"blocks": 1, "indices": 2, "indptr": 3}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_the_bias_has_its_precision(dtype):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+    layer(torch.zeros(70_001, 8, dtype=dtype)).sum(dtype=torch.float32).backward()
+    assert torch.equal(layer.bias.grad, torch.full((4,), 70_001.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_states_of_another_precision(dtype):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    state = layer.get_extra_state()
+    wanted = state["blocks"].to(dtype).float()
+    layer.set_extra_state(state | {"blocks": state["blocks"].to(dtype)})
+    assert torch.equal(layer.get_extra_state()["blocks"], wanted)
+    with pytest.raises(ValueError, match="state must hold the tensors"):
+        layer.set_extra_state(state | {"blocks": wanted.to_sparse()})
+    with pytest.raises(ValueError, match="state: its arrays"):
+        layer.set_extra_state(state | {"blocks": wanted.int()})
+
+
+@pytest.mark.parametrize("state", [None, {"a": 1}, {}, {"blocks": 1, "indices": 2, "indptr": 3}])
 def test_a_state_without_blocks(state):
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     with pytest.raises(ValueError, match="state must hold the tensors blocks, indices, indptr"):
         layer.set_extra_state(state)
+
+
+def test_a_layer_that_does_something_else_stays():
+    class Twice(torch.nn.Linear):
+        def forward(self, x):
+            return 2.0 * super().forward(x)
+
+    model = torch.nn.Sequential(Twice(4, 4), torch.nn.Linear(4, 4))
+    chtorch.sparsify(model, block_shape=(2, 1))
+    assert type(model[0]) is Twice
+    assert isinstance(model[1], chtorch.BlockSparseLinear)
+    with pytest.raises(ValueError, match="'0' is no linear layer of the model"):
+        chtorch.sparsify(model, ["0"])
 
 
 def test_parametrized_layers_are_pruned():
