@@ -189,8 +189,6 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
             break
         most = 1000 if z.itemsize == 8 else 100
         unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
-    if inner == kernels.L2:
-        kernels.to_roots(result)
     return result, unit
 
 
@@ -198,16 +196,19 @@ def _norms(z, unit, groups, inner, workers, result):
     """`all_norms` by several threads."""
     args, wide = groups.layout, across(groups, z)
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
+    if kernels.are_whole(groups.kind, groups.height):
+        most, rows = np.empty(count), result.reshape(count, wide)
+        task = partial(kernels.whole_norms, z, unit, *args, inner, rows, most)
+        run_split(task, count, workers)
+        return most.max(initial=0.0)
     if inner == kernels.LINF:
-        tops = np.empty((count, wide), z.dtype)
-        run_split(partial(kernels.max_pieces, z, *args, tops), count, workers)
-        kernels.join(tops, groups.kind, groups.height, result, True)
+        pieces = np.empty((count, wide), z.dtype)
+        task = partial(kernels.max_pieces, z, *args, pieces)
     else:
-        sums = np.empty((count, wide))
-        squares = inner == kernels.L2
-        run_split(partial(kernels.sum_pieces, z, squares, unit, *args, sums), count, workers)
-        kernels.join(sums, groups.kind, groups.height, result, False)
-    return result.max(initial=0.0)
+        pieces = np.empty((count, wide))
+        task = partial(kernels.sum_pieces, z, inner == kernels.L2, unit, *args, pieces)
+    run_split(task, count, workers)
+    return kernels.join_norms(pieces, groups.kind, groups.height, inner, result)
 
 
 def across(groups, z):

@@ -163,17 +163,20 @@ def _max_by_width(line, width, top):
 
 @kernel
 def max_pieces(x, kind, height, width, labels, tops, first, last):
-    """Fill rows first..last−1 of `tops`: the largest magnitudes of the pieces."""
+    """Fill rows first..last−1 of `tops`: the largest magnitudes of the pieces.
+
+    Where `tops` has fewer rows, they are numbered round and round.
+    """
     rows, columns = x.shape
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
     line = np.empty(columns if blocks else 0, x.dtype)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
-            tops[i, 0] = _max_of(flat, i * columns, columns)
+            tops[i % len(tops), 0] = _max_of(flat, i * columns, columns)
         return
     for piece in range(first, last):
-        top = tops[piece]
+        top = tops[piece % len(tops)]
         begin, end = _rows_of_piece(kind, height, rows, piece)
         top[:] = 0
         if kind == DIAGONALS:
@@ -509,36 +512,71 @@ def shrink(values, starts, radii, norms, tol, first, last):
 # --- one matrix ----------------------------------------------------------------------------
 
 
+@helper
+def _largest_and_roots(sums, squares):
+    """The largest of the sums, of which roots are taken in place if they are squares."""
+    top = passes.largest(sums, False)
+    if squares:
+        for g in range(sums.size):
+            sums[g] = math.sqrt(sums[g])
+    return top
+
+
+@kernel
+def are_whole(kind, height):
+    """Whether each piece is a row of groups."""
+    return kind == BLOCKS and pieces_of_block(height) == 1
+
+
+@kernel
+def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first, last):
+    """Norms of the groups of pieces first..last−1, if `are_whole`; a row of `norms` for each.
+
+    Some at a time, which stay in the cache until all is done.  ``most[first:last]`` takes the
+    largest sums of some of them, and zeros.
+    """
+    across = norms.shape[1]
+    some = max(TILE // max(across, 1), 1)
+    tops = np.empty((some if inner == LINF else 0, across), x.dtype)
+    for begin in range(first, last, some):
+        end = min(begin + some, last)
+        most[begin:end] = 0.0
+        if inner == LINF:
+            max_pieces(x, kind, height, width, labels, tops, begin, end)
+            for piece in range(begin, end):
+                row, top = norms[piece], tops[piece % some]
+                for j in range(across):
+                    row[j] = top[j]
+        else:
+            sum_pieces(x, inner == L2, unit, kind, height, width, labels, norms, begin, end)
+            most[begin] = _largest_and_roots(norms[begin:end].reshape(-1), inner == L2)
+
+
+@kernel
+def join_norms(pieces, kind, height, inner, norms):
+    """The groups' norms from those of the pieces; returns the largest sum."""
+    join(pieces, kind, height, norms, inner == LINF)
+    return 1.0 if inner == LINF else _largest_and_roots(norms, inner == L2)
+
+
 @kernel
 def all_norms(x, unit, kind, height, width, labels, inner, norms):
-    """Norms of all groups by one thread (l1 and l2 of `unit` times x, l2 squared).
-
-    Returns the largest sum.
-    """
+    """Norms of all groups by one thread, l1 and l2 of `unit` times x; returns the largest sum."""
     count = pieces_of(kind, height, len(x))
+    if are_whole(kind, height):
+        most, rows = np.empty(count), norms.reshape(count, -1)
+        whole_norms(x, unit, kind, height, width, labels, inner, rows, most, 0, count)
+        return passes.largest(most, False)
     across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
         max_pieces(x, kind, height, width, labels, tops, 0, count)
-        join(tops, kind, height, norms, True)
-        return 1.0
-    sums = norms.reshape(1, -1) if kind == LABELS else np.empty((0, 0))
-    if kind == BLOCKS and pieces_of_block(height) == 1:
-        sums = norms.reshape(count, across)
-    if sums.size:  # each piece is a row of groups
-        sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
-    else:
-        sums = np.empty((count, across))
-        sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
-        join(sums, kind, height, norms, False)
-    return passes.largest(norms, False)
-
-
-@kernel
-def to_roots(squares):
-    """Take square roots in place."""
-    for g in range(squares.size):
-        squares[g] = math.sqrt(squares[g])
+        return join_norms(tops, kind, height, inner, norms)
+    sums = norms.reshape(1, -1) if kind == LABELS else np.empty((count, across))
+    sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
+    if kind == LABELS:
+        return _largest_and_roots(norms, inner == L2)
+    return join_norms(sums, kind, height, inner, norms)
 
 
 @kernel
