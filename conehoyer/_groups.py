@@ -13,7 +13,7 @@ from ._cpu import passes
 from ._threads import run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
-PARALLEL_FROM = 3 << 21  # bytes of a matrix below which one thread is faster
+PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
 _NO_LABELS = np.empty((0, 0), np.intp)
 
 
