@@ -202,7 +202,7 @@ class SparseAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         workers = optim.resolve_workers(self.workers)
-        jobs, places, place = [], [], -1
+        jobs, place = [], -1
         taken = optim._Memory(_span(p) for group in self.param_groups for p in group["params"])
         for group in self.param_groups:
             options = optim._checked(group)
@@ -219,10 +219,9 @@ class SparseAdamW(torch.optim.Optimizer):
                 if taken.meets(*_span(grad)):  # a parameter changes before it is read
                     grad = grad.clone()
                 fused = _fused(p)
-                jobs.append((p, _memory(grad) if fused else grad, kept, options, fused))
-                places.append(place)
+                jobs.append((place, p, _memory(grad) if fused else grad, kept, options, fused))
         if self.check_finite:
-            for place, (p, grad, _, _, fused) in zip(places, jobs, strict=True):
+            for place, p, grad, _, _, fused in jobs:
                 if fused:
                     good = optim._gradient_is_bounded(grad, workers)
                 else:
@@ -233,8 +232,8 @@ class SparseAdamW(torch.optim.Optimizer):
                         "finite, and its squares too; nothing was changed; check_finite=False "
                         "lets it through"
                     )
-        for job in jobs:
-            self._update(*job, workers)
+        for _, p, grad, kept, options, fused in jobs:
+            self._update(p, grad, kept, options, fused, workers)
         return loss
 
     def _update(self, p, grad, kept, options, fused, workers):

@@ -46,24 +46,19 @@ _PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
 _KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def _block_shape(block_shape) -> tuple[int, int]:
+def _sides(value, name, least) -> tuple[int, int]:
+    """Check for two integers that are at least `least`."""
     try:
-        height, width = (operator.index(side) for side in block_shape)
+        height, width = (operator.index(side) for side in value)
     except (TypeError, ValueError):
-        raise TypeError(f"block_shape must be two integers, got {block_shape!r}") from None
-    if height < 1 or width < 1:
-        raise ValueError(f"the sides of block_shape must be >= 1, got {block_shape!r}")
+        raise TypeError(f"{name} must be two integers, got {value!r}") from None
+    if min(height, width) < least:
+        raise ValueError(f"the sides of {name} must be >= {least}, got {value!r}")
     return height, width
 
 
-def _shape(shape) -> tuple[int, int]:
-    try:
-        rows, columns = (operator.index(side) for side in shape)
-    except (TypeError, ValueError):
-        raise TypeError(f"shape must be two integers, got {shape!r}") from None
-    if rows < 0 or columns < 0:
-        raise ValueError(f"shape must not be negative, got {shape!r}")
-    return rows, columns
+def _block_shape(block_shape) -> tuple[int, int]:
+    return _sides(block_shape, "block_shape", 1)
 
 
 def _scale(scale, dtype):
@@ -142,7 +137,7 @@ class BlockPattern:
             raise ValueError(f"kept must be a matrix, got shape {kept.shape}")
         if shape is None:
             shape = kept.shape[0] * height, kept.shape[1] * width
-        self.shape = _shape(shape)
+        self.shape = _sides(shape, "shape", 0)
         grid = -(-self.shape[0] // height), -(-self.shape[1] // width)
         if kept.shape != grid:
             raise ValueError(

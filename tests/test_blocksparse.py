@@ -487,7 +487,7 @@ def test_patterns_say_what_is_wrong():
     for bad in (4, (4,), (4, 4, 1), (4, 4.0), "44"):
         with pytest.raises(TypeError, match="shape must be two integers, got"):
             BlockPattern(np.eye(2), (2, 2), bad)
-    with pytest.raises(ValueError, match="shape must not be negative"):
+    with pytest.raises(ValueError, match="the sides of shape must be >= 0"):
         BlockPattern(np.eye(2), (2, 2), (4, -4))
     pattern = BlockPattern(np.eye(2), (2, 2))
     assert repr(pattern) == "<BlockPattern: 4 x 4, 2 of 4 blocks of (2, 2)>"

@@ -563,19 +563,17 @@ def join_norms(pieces, kind, height, inner, norms):
 def all_norms(x, unit, kind, height, width, labels, inner, norms):
     """Norms of all groups by one thread, l1 and l2 of `unit` times x; returns the largest sum."""
     count = pieces_of(kind, height, len(x))
+    across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if are_whole(kind, height):
-        most, rows = np.empty(count), norms.reshape(count, -1)
+        most, rows = np.empty(count), norms.reshape(count, across)
         whole_norms(x, unit, kind, height, width, labels, inner, rows, most, 0, count)
         return passes.largest(most, False)
-    across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
         max_pieces(x, kind, height, width, labels, tops, 0, count)
         return join_norms(tops, kind, height, inner, norms)
     sums = norms.reshape(1, -1) if kind == LABELS else np.empty((count, across))
     sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
-    if kind == LABELS:
-        return _largest_and_roots(norms, inner == L2)
     return join_norms(sums, kind, height, inner, norms)
 
 

@@ -18,7 +18,7 @@ from . import passes, simd
 
 @kernel
 def _above(z, anchor):
-    """Count and Σ(a − anchor) over a = |z| > anchor; the largest other a, and the least of them."""
+    """Count and Σ(a − anchor) over the a = |z| > anchor; the entries next to it on both sides."""
     far, zero, one = simd.splat_wide(anchor), simd.splat_wide(0.0), simd.splat_wide(1.0)
     nothing = simd.splat_wide(math.inf)
     under, over = zero, nothing
@@ -48,36 +48,14 @@ def _above(z, anchor):
 
 
 @kernel
-def _whole(z):
-    """Count and Σa over a = |z| > 0, and the largest a; NaN wins."""
-    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
-    tops = zero
-    nu, s = 0.0, 0.0
-    whole = z.size // simd.WIDE * simd.WIDE
-    for begin in range(0, whole, passes.BLOCK):
-        counts, sums = zero, zero
-        for i in range(begin, min(begin + passes.BLOCK, whole), simd.WIDE):
-            a = simd.magnitude(simd.load_wide(z, i))
-            counts = simd.where(simd.above(a, zero), simd.add(counts, one), counts)
-            sums, tops = simd.add(sums, a), simd.larger(tops, a)
-        nu += simd.total(counts)
-        s += simd.total(sums)
-    top = simd.largest(tops)
-    for i in range(whole, z.size):
-        a = abs(float(z[i]))
-        nu += a > 0.0
-        s += a
-        top = a if not a <= top else top
-    return nu, s, top
-
-
-@kernel
 def start(values, starts, totals, bounds, counts, excess, gaps, tops, first, last):
     """State of the groups first..last−1 at u = 0, and their largest entries."""
     for j in range(first, last):
-        counts[j], totals[j], tops[j] = _whole(values[starts[j] : starts[j + 1]])
-        excess[j], bounds[j] = totals[j], 0.0
-        gaps[j] = 0.0  # unknown
+        own = values[starts[j] : starts[j + 1]]
+        nu, s, _ = passes.sums(own, True, 0.0, 0.0)
+        totals[j], counts[j], excess[j], bounds[j] = s, nu, s, 0.0
+        gaps[j] = 0.0  # unknown: the first step reads the group
+        tops[j] = max(passes.largest(own, True), 0.0)
 
 
 @kernel
