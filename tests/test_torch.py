@@ -188,7 +188,7 @@ def test_gradient_of_tiny_and_huge_data(name, scale):
 def test_gradient_of_several_vectors_at_the_limits(exponent):
     """Vectors without a part in it, zero, of one entry or all alike, do not matter."""
     parts = [normal(12, seed=4), normal(9, seed=7), np.zeros(5), np.full(1, 1e-300), normal(0)]
-    parts.append(np.full(3, 1e-300))
+    parts.append(np.full(3, 5e-324))  # below every threshold
     grads = []
     for unit in (1.0, 2.0**exponent):
         leaves = [leaf(np.round(part * 2**20) / 2**20 * unit) for part in parts[:2]]
