@@ -131,6 +131,31 @@ def tail_guess(kind, p, nu, s, q):
 
 
 @register_jitable
+def tail_step(kind, p, nu, s, q):
+    """`newton_offset` from τ = 0, then one more step as if the tail were a Pareto distribution's.
+
+    Of that family's density above τ, which is ρ = 2ν·var/(mean·(var + mean²)), the first term.
+    For CAI and L1; what is sought may lie on either side.
+    """
+    share = 1.0 / nu
+    mean = s * share
+    square = mean * mean
+    var = max(q * share - square, 0.0)
+    step = mean - math.sqrt(p * var * (1.0 / (nu - p))) if kind >= CAI else (s - p) * share
+    density = nu * (var + var) / (mean * (var + square))
+    gone = density * step
+    left = nu - gone - (p if kind >= CAI else 0.0)
+    if not abs(gone) < 0.5 * nu or not left > 0.0:
+        return step
+    more = 0.5 * gone * step  # by which Σd is larger than without the curvature
+    if kind < CAI:
+        return step + more / left
+    rest = s - nu * step
+    excess = more * (rest + rest + more + p * step * (2.0 / 3.0))
+    return step + excess / (2.0 * (rest + more) * left)
+
+
+@register_jitable
 def equality_holds(kind, p, l2, tol, s, q):
     """Whether Σa, Σa² over all entries already meet an equality constraint."""
     if kind == SIMPLEX:

@@ -24,7 +24,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import entry, helper, kernel
-from . import passes, simd
+from . import passes, short, simd
 from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep, uncounted
 
 CHUNK = 16384
@@ -872,9 +872,22 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
+    together = short.together(x) if kind == m.L1 or kind == m.CAI else 0
+    own_known, own_folded, own_words = short.scratch(x, together)
+    known, folded, words = uncounted(own_known), uncounted(own_folded), uncounted(own_words)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]
-        if r + 1 < last and n * x.itemsize >= NEAR:
+        place, found = 0, together > 0
+        if found:
+            place = (r - first) % together
+            if place == 0:
+                end = min(r + together, last)
+                short.search(
+                    kind, absolute, tol, x[r:end], x[end : min(end + together, last)],
+                    folded, words, known, table[r:end],
+                )  # fmt: skip
+            found = short.is_verdict(known[place])
+        elif r + 1 < last and n * x.itemsize >= NEAR:
             # Processors do not fetch beyond a page by themselves: 1,000 floats take a tenth less.
             following = x[r + 1]
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
@@ -883,7 +896,9 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
         attempt, by_size = 0, False
         while True:
-            if by_size:  # from all entries: right of 0 there may be too little to see
+            if found:
+                job, found = _write_job(short.verdict(known[place]), l2), False
+            elif by_size:  # from all entries: right of 0 there may be too little to see
                 job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
             else:
                 job = _prepare(kind, absolute, p, l2, source, buffer)
@@ -907,6 +922,14 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             p, l2 = report[WANTED], report[NORM]
             shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled, by_size)
             source = scaled
+            if together > 0:
+                report[WANTED], wanted = p, report[WANTED]
+                short.search(
+                    kind, absolute, tol, source.reshape((1, n)), x[:0],
+                    folded, words, known[place : place + 1], table[r : r + 1],
+                )  # fmt: skip
+                report[WANTED] = wanted
+                found = short.is_verdict(known[place]) and known[place, short.STATUS] != m.RESCALE
         _report(job, kind, p, report)
         if attempt > 1:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, report)
@@ -914,7 +937,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             break
         else:
             _write(job, kind, absolute, p, z, target, 0, part.shape[0])
-    keep((own_part, own_scratch, own_marks, own_scaled))
+    keep((own_part, own_scratch, own_marks, own_scaled, own_known, own_folded, own_words))
 
 
 # The steps of one slice, for threads that share it.

@@ -118,7 +118,7 @@ def fetch(typingctx, array, index):
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, i32(0), i32(2), i32(1)])  # into the second-level cache
+        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 
     return types.void(array, index), codegen
@@ -227,6 +227,16 @@ def _splat(x, vec):
         return builder.shuffle_vector(first, undefined, zeros)
 
     return vec(x), codegen
+
+
+@intrinsic
+def nothing(typingctx, a):
+    """A register of zeros like a."""
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(_llvm(a), [0.0] * a.lanes)
+
+    return a(a), codegen
 
 
 @intrinsic
@@ -358,6 +368,16 @@ def not_less(typingctx, a, b):
 
     def codegen(context, builder, signature, args):
         return builder.fcmp_unordered(">=", *args)
+
+    return Mask(a.lanes)(a, a), codegen
+
+
+@intrinsic
+def differ_from(typingctx, a, b):
+    """The lanes with a ≠ b: NaN counts."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fcmp_unordered("!=", *args)
 
     return Mask(a.lanes)(a, a), codegen
 

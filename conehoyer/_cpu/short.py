@@ -1,0 +1,297 @@
+"""Short rows: the thresholds of several at once, by a few steps on the whole of each.
+
+On a short row the passes take no longer than the arithmetic between them, a chain of divisions
+and roots that wait for each other.  So each part of a step is done for some rows before the next
+part: the processor, which works ahead, computes several chains at once.  Nor is there a choice
+between ways to go on, which it would have to guess.
+
+The sums at τ = 0 give a guess, two steps of third order lead close to τ*, and a Newton step ends
+the search where (nearly) no entry lies between the last two τ.  Where that is not so soon, or
+where rounding might matter, the row is left to the engine.
+"""
+
+import math
+
+import numpy as np
+
+from .. import _math as m
+from .._jit import helper
+from . import passes, simd
+from .arrays import LOG, WANTED, uncounted
+
+FROM = 8  # entries of a row
+BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
+STEPS = 6  # at most; the fourth may be the last
+FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
+BACK = 0.8  # of a τ that is too far right
+NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
+SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
+RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
+
+# What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: left to the engine),
+# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken.
+STATUS, TAU, STEP, NU, S, Q, TAKEN = range(7)
+
+
+@helper
+def together(x):
+    """How many rows of x are searched together; 0 if they are too short or too long for that."""
+    n = x.shape[1]
+    size = n * x.itemsize
+    return max(BYTES // size, 1) if n >= FROM and size <= LONGEST else 0
+
+
+@helper
+def scratch(x, count):
+    """Room for `count` rows of `search`: what is known of each, a copy, and bits of a copy.
+
+    A copy fills whole pairs of registers.
+    """
+    pair = 2 * simd.lanes(x)
+    length = (x.shape[1] + pair - 1) // pair * pair if count > 0 else 0
+    line = simd.LINE // x.itemsize
+    copies = np.empty(count * length + line, x.dtype)
+    start = -copies.ctypes.data % simd.LINE // x.itemsize
+    copies = copies[start : start + count * length].reshape((count, length))
+    return np.empty((count, 7)), copies, np.empty(length // 64 + 1, np.uint64)
+
+
+@helper(forceinline=True)
+def _fold(z, absolute, to):
+    """Write a to `to` and zeros behind it; the number of nonzeros, Σa and Σa².
+
+    NaN reaches the sums, which are correct where no a is negative.
+    """
+    width, zero = simd.lanes(z), simd.splat(z.dtype.type(0.0))
+    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
+    for begin in range(0, to.size, RUN * z.itemsize * width):
+        end = min(begin + RUN * z.itemsize * width, to.size)
+        firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
+        for i in range(begin, min(end, z.size - 2 * width + 1), 2 * width):
+            a0 = _positive(simd.load(z, i), absolute)
+            a1 = _positive(simd.load(z, i + width), absolute)
+            nu += simd.count(simd.not_below(a0, zero))
+            nu += simd.count(simd.not_below(a1, zero))
+            firsts0, seconds0 = simd.add(firsts0, a0), simd.multiply_add(a0, a0, seconds0)
+            firsts1, seconds1 = simd.add(firsts1, a1), simd.multiply_add(a1, a1, seconds1)
+            simd.store(a0, to, i)
+            simd.store(a1, to, i + width)
+        if end > z.size:
+            for i in range(to.size - 2 * width, to.size, width):
+                a = simd.load_part(z, i, simd.first_lanes(zero, z.size - i))
+                a = _positive(a, absolute)
+                nu += simd.count(simd.not_below(a, zero))
+                firsts0, seconds0 = simd.add(firsts0, a), simd.multiply_add(a, a, seconds0)
+                simd.store(a, to, i)
+        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
+    return float(nu), simd.total(s), simd.total(q)
+
+
+@helper(forceinline=True)
+def _positive(v, absolute):
+    """|v|, or max(v, 0) where not `absolute`: negative entries never exceed a τ >= 0."""
+    if absolute:
+        return simd.magnitude(v)
+    return simd.where(simd.not_less(v, simd.nothing(v)), v, simd.nothing(v))
+
+
+@helper(forceinline=True)
+def _sums(a, tau, marks):
+    """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0 of what `_fold` has written.
+
+    The bits that tell which these are go to `marks`, to be counted 64 at a time.
+    """
+    width, far = simd.lanes(a), simd.splat(tau)
+    zero = simd.nothing(far)
+    s, q = simd.widen(zero), simd.widen(zero)
+    for begin in range(0, a.size, RUN * a.itemsize * width):
+        firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
+        for i in range(begin, min(begin + RUN * a.itemsize * width, a.size), 2 * width):
+            gap0, gap1 = simd.sub(simd.load(a, i), far), simd.sub(simd.load(a, i + width), far)
+            in0, in1 = simd.above(gap0, zero), simd.above(gap1, zero)
+            simd.store_mask(in0, marks, i // width)
+            simd.store_mask(in1, marks, i // width + 1)
+            firsts0 = simd.where(in0, simd.add(firsts0, gap0), firsts0)
+            firsts1 = simd.where(in1, simd.add(firsts1, gap1), firsts1)
+            seconds0 = simd.where(in0, simd.multiply_add(gap0, gap0, seconds0), seconds0)
+            seconds1 = simd.where(in1, simd.multiply_add(gap1, gap1, seconds1), seconds1)
+        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
+    nu, words = 0, a.size // 64
+    for k in range(words):
+        nu += simd.ones(marks[k])
+    one, rest = np.uint64(1), np.uint64(a.size - 64 * words)
+    nu += simd.ones(marks[words] & ((one << rest) - one))
+    return float(nu), simd.total(s), simd.total(q)
+
+
+@helper(forceinline=True)
+def _passed(a, tau, step, slack):
+    """Count and Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right."""
+    zero = a.dtype.type(0)
+    low, high = simd.splat(min(step, zero)), simd.splat(max(step, zero) + slack)
+    far, step = simd.splat(tau), simd.splat(step)
+    count, sums0, sums1 = 0, simd.nothing(far), simd.nothing(far)
+    width = simd.lanes(a)
+    for i in range(0, a.size, 2 * width):
+        gap0, gap1 = simd.sub(simd.load(a, i), far), simd.sub(simd.load(a, i + width), far)
+        in0 = simd.both(simd.above(gap0, low), simd.not_less(high, gap0))
+        in1 = simd.both(simd.above(gap1, low), simd.not_less(high, gap1))
+        count += simd.count(in0)
+        count += simd.count(in1)
+        d0, d1 = simd.magnitude(simd.sub(gap0, step)), simd.magnitude(simd.sub(gap1, step))
+        sums0 = simd.where(in0, simd.add(sums0, d0), sums0)
+        sums1 = simd.where(in1, simd.add(sums1, d1), sums1)
+    return float(count), simd.total(simd.add(sums0, sums1))
+
+
+@helper(forceinline=True)
+def _look(z, absolute, folded, marks, row, log):
+    """Take the sums at the row's τ."""
+    taken = int(row[TAKEN])
+    if taken == 0:
+        nu, s, q = _fold(z, absolute, folded)
+    else:
+        nu, s, q = _sums(folded, z.dtype.type(row[TAU]), marks)
+    if taken < log.size:
+        log[taken] = nu
+    row[NU], row[S], row[Q], row[TAKEN] = nu, s, q, taken + 1.0
+
+
+@helper(forceinline=True)
+def _holds(square, itemsize):
+    """Whether numbers of this square sum neither overflow nor lose digits if squared."""
+    return 1e-18 < square < 1e30 if itemsize == 4 else 1e-200 < square < 1e200
+
+
+@helper(forceinline=True)
+def _go_to(tau, real, row):
+    """Take the sums there next."""
+    row[TAU] = real(tau)
+    if not 0.0 < row[TAU] < math.inf:
+        row[STATUS] = m.CAPPED
+
+
+@helper(forceinline=True)
+def _guess(kind, p, tol, itemsize, real, row):
+    """From the sums at τ = 0, whether the row is feasible, or a guess."""
+    nu, s, q = row[NU], row[S], row[Q]
+    excess = m.closeness(kind, p, s, q)
+    # Sums of float32 numbers won't do to tell if it is feasible, or for a small spread.
+    rough = itemsize == 4 and (abs(excess) < 1e-4 or s * s > 0.99 * nu * q)
+    if nu == 0.0:
+        row[STATUS] = m.FEASIBLE
+    elif not _holds(q, itemsize):
+        row[STATUS] = m.RESCALE
+    elif rough:
+        row[STATUS] = m.CAPPED
+    elif excess <= tol:
+        row[STATUS] = m.FEASIBLE
+    else:
+        _go_to(m.tail_guess(kind, p, nu, s, q), real, row)
+
+
+@helper(forceinline=True)
+def _step(kind, p, itemsize, real, row):
+    """A step of third order; back where too few entries are left for one."""
+    nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
+    if not _holds(tau * tau + q, itemsize):
+        row[STATUS] = m.RESCALE
+    elif not nu > (p if kind >= m.CAI else 0.0):
+        _go_to(BACK * tau, real, row)
+    else:
+        _go_to(tau + m.tail_step(kind, p, nu, s, q), real, row)
+
+
+@helper(forceinline=True)
+def _sharp(kind, p, nu, tau):
+    """Whether a Newton step from ν entries keeps its digits."""
+    if kind >= m.CAI:
+        return nu > NARROW * p and not m.delicate(p, nu)
+    return nu > 0.0 and p > passes.TINY * tau
+
+
+@helper(forceinline=True)
+def _last_step(kind, p, itemsize, row):
+    """A Newton step, where its rounding is harmless."""
+    nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
+    if not _holds(tau * tau + q, itemsize):
+        row[STATUS] = m.RESCALE
+    elif not _sharp(kind, p, nu, tau):
+        row[STATUS] = m.CAPPED
+    else:
+        row[STEP] = m.newton_offset(kind, p, nu, s, q)
+
+
+@helper(forceinline=True)
+def _end(kind, p, folded, row):
+    """The verdict if what the last step passes would change the sums by no more than rounding."""
+    real = folded.dtype.type
+    nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
+    slack = SLACK * np.finfo(real).eps * (tau + s / nu)
+    passed, wrong = _passed(folded, real(tau), real(step), real(slack))
+    # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
+    sharp = _sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
+    if wrong <= np.finfo(real).eps * s and sharp:
+        row[STATUS] = m.SOFT
+        row[S], row[Q] = m.sums_at(nu, s, q, step)
+    else:
+        _go_to(tau + step, real, row)
+
+
+@helper
+def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
+    """Find out about the rows of x what `rows` holds; CAI and L1 only.
+
+    `folded` and `marks` are scratch.  The rows `ahead`, which come next, are fetched meanwhile.
+    """
+    x, ahead, folded, marks = uncounted(x), uncounted(ahead), uncounted(folded), uncounted(marks)
+    rows, table = uncounted(rows), uncounted(table)
+    real, itemsize = x.dtype.type, x.itemsize
+    part = -(-ahead.shape[1] // FETCHES)
+    line = simd.LINE // itemsize
+    for r in range(x.shape[0]):
+        p = table[r, WANTED]
+        usual = p > (1.0 if kind >= m.CAI else 0.0) and (absolute or passes.all_finite(x[r]))
+        rows[r, STATUS] = m.GO if usual else m.CAPPED
+        rows[r, TAU], rows[r, STEP], rows[r, TAKEN] = 0.0, 0.0, 0.0
+    for k in range(STEPS):
+        going = False
+        for r in range(x.shape[0]):
+            if r < ahead.shape[0]:
+                following = ahead[r]
+                for i in range(k * part, min((k + 1) * part, following.size), line):
+                    simd.fetch(following, i)
+            if rows[r, STATUS] == m.GO:
+                _look(x[r], absolute, folded[r], marks, rows[r], table[r, LOG:])
+                going = True
+        if not going:
+            break
+        for r in range(x.shape[0]):
+            if rows[r, STATUS] == m.GO:
+                if k == 0:
+                    _guess(kind, table[r, WANTED], tol, itemsize, real, rows[r])
+                elif k < 3:
+                    _step(kind, table[r, WANTED], itemsize, real, rows[r])
+                else:
+                    _last_step(kind, table[r, WANTED], itemsize, rows[r])
+        if k >= 3:
+            for r in range(x.shape[0]):
+                if rows[r, STATUS] == m.GO:
+                    _end(kind, table[r, WANTED], folded[r], rows[r])
+
+
+@helper(forceinline=True)
+def verdict(row):
+    """The engine's state at a verdict."""
+    return m.State(
+        int(row[STATUS]), row[TAU], row[STEP], 0.0, 0.0, row[NU], 0, False, True,
+        int(row[TAKEN]), row[S], row[Q],
+    )  # fmt: skip
+
+
+@helper(forceinline=True)
+def is_verdict(row):
+    """Whether no search is left to the engine."""
+    return row[STATUS] == m.SOFT or row[STATUS] == m.FEASIBLE or row[STATUS] == m.RESCALE

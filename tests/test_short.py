@@ -1,0 +1,211 @@
+"""Short rows, searched together: their passes against NumPy, the verdicts, and who is left out."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+from distributions import DISTRIBUTIONS
+from numba import njit
+
+from conehoyer import _math as m
+from conehoyer import level_for_nnz, project_cai, project_l1_ball
+from conehoyer._cpu import short
+from conehoyer._cpu.arrays import LOG, WANTED
+
+DTYPES = [np.float32, np.float64]
+
+
+@njit
+def look_twice(z, absolute, tau):
+    """The sums at 0 and at τ, the copy, and what lies on the way right and left of τ."""
+    known, copies, marks = short.scratch(z.reshape((1, z.size)), 1)
+    known[:] = 0.0
+    log = np.zeros(2)
+    short._look(z, absolute, copies[0], marks, known[0], log)
+    first = known[0].copy()
+    known[0, short.TAU] = tau
+    short._look(z, absolute, copies[0], marks, known[0], log)
+    real = z.dtype.type
+    right = short._passed(copies[0], real(tau), real(0.1 * tau), real(0.05 * tau))
+    left = short._passed(copies[0], real(tau), real(-0.1 * tau), real(0.05 * tau))
+    return first, known[0].copy(), copies[0].copy(), (right, left), log
+
+
+@njit
+def search(kind, absolute, tol, x, wanted):
+    """What `short.search` knows of each row of x, `together` at a time."""
+    result, table = np.empty((len(x), 7)), np.zeros((len(x), LOG))
+    table[:, WANTED] = wanted
+    count = short.together(x)
+    known, copies, marks = short.scratch(x, count)
+    for r in range(0, len(x), count):
+        end = min(r + count, len(x))
+        short.search(kind, absolute, tol, x[r:end], x[end:], copies, marks, known, table[r:end])
+        result[r:end] = known[: end - r]
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("n", [8, 15, 16, 17, 31, 32, 33, 63, 64, 100, 1000, 1024, 1025, 2048])
+def test_passes(dtype, absolute, n):
+    rng = np.random.default_rng(n)
+    z = rng.standard_normal(n).astype(dtype)
+    z[rng.integers(0, n, 3)] = 0.0
+    tau = dtype(0.5)
+    z[rng.integers(0, n)] = tau  # does not lie above τ
+    first, second, copy, passed, log = look_twice(z, absolute, float(tau))
+    a = (np.abs(z) if absolute else np.maximum(z, 0)).astype(float)
+    np.testing.assert_array_equal(copy, np.append(a, np.zeros(copy.size - n)).astype(dtype))
+    rtol = 1e-6 if dtype == np.float32 else 1e-14
+    for known, theta in ((first, 0.0), (second, float(tau))):
+        d = a[a > theta] - theta
+        assert known[short.NU] == d.size
+        np.testing.assert_allclose(known[short.S], d.sum(), rtol=rtol)
+        np.testing.assert_allclose(known[short.Q], (d * d).sum(), rtol=rtol)
+    np.testing.assert_array_equal(log, [first[short.NU], second[short.NU]])
+    step = 0.1 * float(tau)
+    gap = a - tau
+    slack = 0.5 * step
+    right = np.abs(gap[(gap > 0) & (gap <= step + slack)] - step)
+    left = np.abs(gap[(gap > -step) & (gap <= slack)] + step)
+    expected = (right.size, right.sum()), (left.size, left.sum())
+    np.testing.assert_allclose(passed, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [m.CAI, m.L1])
+def test_usual_rows_need_no_engine(dtype, kind):
+    x = np.random.default_rng(0).standard_normal((200, 500)).astype(dtype)
+    a = np.sort(np.abs(x).astype(float))
+    for kept in (250, 50, 5):
+        if kind == m.CAI:
+            wanted = level_for_nnz(x, kept)
+        else:
+            wanted = np.maximum(a - a[:, -kept - 1, None], 0).sum(axis=1)
+        known = search(kind, True, 0.0, x, wanted)
+        assert np.mean(known[:, short.STATUS] == m.SOFT) > 0.8
+        assert np.mean(known[:, short.TAKEN]) < 5.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [m.CAI, m.L1])
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_verdicts_are_right(dtype, kind, name):
+    """τ, the support and the sums of whatever gets a verdict, against sorting."""
+    rng = np.random.default_rng(3)
+    rtol = 2e-6 if dtype == np.float32 else 1e-13
+    for n in (8, 33, 64, 300, 1000):
+        with np.errstate(over="ignore"):
+            x = np.array([DISTRIBUTIONS[name](n, rng) for _ in range(6)]).astype(dtype)
+        a = np.abs(x).astype(oracle.LD)
+        if not np.isfinite(a).all():
+            continue
+        share = np.array([0.9, 0.5, 0.3, 0.1, 0.03, 0.01])
+        wanted = (1.0 + (n - 1) * share) if kind == m.CAI else (share * a.sum(axis=1)).astype(float)
+        for row, values, p in zip(search(kind, True, 0.0, x, wanted), a, wanted, strict=True):
+            if row[short.STATUS] == m.FEASIBLE:
+                score = oracle.cai_score(values) if kind == m.CAI else values.sum()
+                assert score <= p * (1.0 + rtol)
+            elif row[short.STATUS] == m.SOFT:
+                threshold = (
+                    oracle.threshold_for_level if kind == m.CAI else oracle.threshold_for_sum
+                )
+                soft = threshold(values, oracle.LD(p))
+                tau = oracle.LD(row[short.TAU]) + oracle.LD(row[short.STEP])
+                scale = soft.p.max()
+                assert abs(tau - soft.tau) <= rtol * scale
+                np.testing.assert_allclose(row[short.S], float(soft.p.sum()), rtol=50 * rtol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entries_at_the_threshold(dtype):
+    """Values one last bit apart, many of each: τ + step is none of the data's numbers."""
+    rng = np.random.default_rng(4)
+    eps = np.finfo(dtype).eps
+    x = (1.0 + eps * rng.integers(0, 50, (300, 333))).astype(dtype)
+    level = rng.uniform(100.0, 330.0, 300)
+    found = project_cai(x, level)
+    for row, p, y in zip(found, level, x, strict=True):
+        ref = oracle.project_cai(y, p).astype(float)
+        np.testing.assert_allclose(row, ref, rtol=0, atol=1e-12 if dtype == np.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ties_just_above_the_level(dtype):
+    """A step may pass the next lower ties by a hair: with them τ is sharp, without them not."""
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        tops, others = rng.integers(5, 60, 2)
+        values = np.repeat([3.0, 2.0, 1.0, 0.0], [tops, others, 12, 12])
+        x = (rng.permutation(values) * rng.choice([-1.0, 1.0], values.size)).astype(dtype)
+        level = tops * (1.0 - 2.0 ** rng.integers(-40, -20))
+        ref = oracle.project_cai(x, level).astype(float)
+        found = project_cai(x, level)
+        np.testing.assert_allclose(found, ref, rtol=0, atol=3e-5 if dtype == np.float32 else 1e-12)
+
+
+def test_who_is_left_to_the_engine():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((8, 100))
+    x[0], x[1], x[2, 5], x[3, 7] = 1.0, 0.0, math.nan, -math.inf
+    x[4] *= 1e-150
+    x[5] = np.where(rng.random(100) < 0.5, 2.0, 1.0)
+    wanted = np.full(8, 30.0)
+    wanted[6] = 1.0
+    statuses = search(m.CAI, True, 0.0, x, wanted)[:, short.STATUS]
+    left = m.CAPPED
+    # One value only; zeros; NaN; inf; too small to square; ties; level 1; an ordinary row.
+    assert statuses[0] == left
+    assert statuses[1] == m.FEASIBLE
+    assert statuses[2] == statuses[3] == statuses[4] == m.RESCALE
+    assert statuses[5] == left
+    assert statuses[6] == left
+    assert statuses[7] == m.SOFT
+    assert search(m.CAI, False, 0.0, x, wanted)[3, short.STATUS] == left
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("level", "status"), [(20.0, m.SOFT), (29.0, m.CAPPED), (29.5, m.CAPPED)])
+def test_hardly_more_entries_than_the_level(dtype, level, status):
+    """There the Newton step magnifies rounding."""
+    rng = np.random.default_rng(2)
+    x = np.append(1.0 + 0.3 * rng.random(30), 0.1 * rng.random(70)).astype(dtype)
+    x = rng.permutation(x)[None]
+    assert search(m.CAI, True, 0.0, x, level)[0, short.STATUS] == status
+    ref = oracle.project_cai(x[0], level)
+    atol = 1e-12 if dtype == np.float64 else 1e-5
+    np.testing.assert_allclose(project_cai(x[0], level), ref.astype(float), atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [7, 8, 20, 128, 1000, 2048, 2049, 4096, 4097])
+@pytest.mark.parametrize("project", [project_cai, project_l1_ball])
+def test_a_row_does_not_see_its_neighbours(dtype, n, project):
+    """The same bits alone, in company, in place and by two threads."""
+    rng = np.random.default_rng(n)
+    makers = list(DISTRIBUTIONS.values())
+    with np.errstate(over="ignore"):
+        x = np.array([makers[r % len(makers)](n, rng) for r in range(40)]).astype(dtype)
+    x[~np.isfinite(x)] = 0.0
+    x[5], x[6] = 0.0, 1.0
+    p = rng.uniform(1.0, 0.6 * n, 40)
+    together = project(x, p)
+    np.testing.assert_array_equal(together, project(x, p, workers=2))
+    alone = np.array([project(row, level) for row, level in zip(x, p, strict=True)])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, project(x.copy(), p, overwrite_x=True))
+
+
+def test_the_engine_agrees():
+    """Rows a little too long for the search, with zeros in them that change nothing."""
+    rng = np.random.default_rng(9)
+    limit = short.LONGEST // 8
+    x = rng.standard_normal((20, limit))
+    longer = np.hstack([x, np.zeros((20, 8))])
+    assert search(m.CAI, True, 0.0, x, 300.0)[0, short.STATUS] == m.SOFT
+    for project, p in ((project_cai, 300.0), (project_l1_ball, 100.0)):
+        np.testing.assert_allclose(
+            project(x, p), project(longer, p)[:, :limit], rtol=1e-12, atol=1e-15
+        )
