@@ -720,6 +720,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
 @helper
 def _write(job, kind, absolute, p, z, out, first, last):
     """Write chunks first..last−1 of the result."""
+    z, out = uncounted(z), uncounted(out)
     st = job.state
     real = z.dtype.type
     begin, end = first * CHUNK, min(last * CHUNK, z.size)
