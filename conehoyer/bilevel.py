@@ -261,10 +261,25 @@ class _Bilevel:
 
     def run(self, z, bound, out, radii, info, workers):
         """Project the matrix z into `out`; fill in the radii and the report."""
-        parts, clip = self.parts, self.inner == kernels.LINF
+        parts = self.parts
         more = 3 if self.inner == kernels.L1 else 0  # which is much more work
         if z.nbytes < _groups.PARALLEL_FROM >> more:
             workers = 1
+        done = workers == 1 and self.inner != kernels.L1
+        done = done and kernels.project(
+            z, self.inner, *parts.layout, parts.number, self.kind, bound, self.feasible, self.slack,
+            out, radii, info,
+        )  # fmt: skip
+        if not done:
+            self._run_in_steps(z, bound, out, radii, info, workers)
+        if info[0] == m.NONFINITE:
+            if self.check_finite:
+                raise _checks.not_finite()
+            out[...] = radii[:] = math.nan
+
+    def _run_in_steps(self, z, bound, out, radii, info, workers):
+        """`run` by several threads, with ℓ1 norms, or where norms over- or underflow."""
+        parts, clip = self.parts, self.inner == kernels.LINF
         norms, unit = _groups.norms(z, parts, self.inner, workers)
         info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
@@ -272,24 +287,17 @@ class _Bilevel:
             self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0, 1
         )
         if info[0] == m.NONFINITE:
-            if self.check_finite:
-                raise _checks.not_finite()
-            out[...] = radii[:] = math.nan
             return
-        groups = parts.layout
-        if workers == 1 and self.inner != kernels.L1:
-            kernels.finish(z, clip, *groups, norms, u, self.kind, self.feasible, out, radii, info)
+        kernels.settle(norms, u, self.kind, self.feasible, radii, info)
+        if info[0] == m.FEASIBLE and clip:
+            out[...] = z
+        elif self.inner == kernels.L1:
+            self._shrink(z, u / unit, norms / unit, out, workers)
         else:
-            kernels.settle(norms, u, self.kind, self.feasible, radii, info)
-            if info[0] == m.FEASIBLE and clip:
-                out[...] = z
-            elif self.inner == kernels.L1:
-                self._shrink(z, u / unit, norms / unit, out, workers)
-            else:
-                if not clip:
-                    threads = workers if u.nbytes >= _threads.DEALT_FROM else 1
-                    run_split(partial(kernels.to_factors, norms, u), len(u), threads)
-                run_split(partial(kernels.apply, z, clip, *groups, u, out), len(z), workers)
+            if not clip:
+                threads = workers if u.nbytes >= _threads.DEALT_FROM else 1
+                run_split(partial(kernels.to_factors, norms, u), len(u), threads)
+            run_split(partial(kernels.apply, z, clip, *parts.layout, u, out), len(z), workers)
         if unit != 1.0:
             radii /= unit
             info[1] /= unit

@@ -15,7 +15,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
-from .arrays import LOG, WANTED
+from .arrays import LOG, STATUS, WANTED
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
@@ -606,14 +606,31 @@ def to_factors(norms, u, first, last):
 
 
 @kernel
-def finish(x, clip, kind, height, width, labels, norms, u, outer, feasible, out, radii, info):
-    """All that follows the projection of the norms, by one thread."""
+def project(
+    x, inner, kind, height, width, labels, number, outer, bound, feasible, tol, out, radii, info
+):  # fmt: skip
+    """The whole projection by one thread; linf and l2.  False where the norms need another unit.
+
+    `number` is that of the groups; for `radii` and `info` see `settle`.
+    """
+    norms, u = np.empty(number), np.empty(number)
+    top = all_norms(x, 1.0, kind, height, width, labels, inner, norms)
+    if inner == L2 and not in_range(top, x):
+        return False
+    info[WANTED] = bound
+    engine.project_rows(
+        outer, True, tol, False, norms.reshape(1, number), u.reshape(1, number), True,
+        info.reshape(1, info.size), 0, 1,
+    )  # fmt: skip
+    if info[STATUS] == m.NONFINITE:
+        return True
     settle(norms, u, outer, feasible, radii, info)
-    if info[0] == m.FEASIBLE and clip:
+    if info[STATUS] == m.FEASIBLE and inner == LINF:
         flat, goal = x.reshape(-1), out.reshape(-1)
         for j in range(flat.size):
             goal[j] = flat[j]
-    elif info[0] != m.NONFINITE:
-        if not clip:
-            to_factors(norms, u, 0, u.size)
-        apply(x, clip, kind, height, width, labels, u, out, 0, len(x))
+        return True
+    if inner == L2:
+        to_factors(norms, u, 0, number)
+    apply(x, inner == LINF, kind, height, width, labels, u, out, 0, len(x))
+    return True
