@@ -21,7 +21,7 @@ from .arrays import LOG, WANTED, uncounted
 
 FROM = 8  # entries of a row
 BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
-STEPS = 6  # at most; the fourth may be the last
+STEPS = 9  # at most; the fourth may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
