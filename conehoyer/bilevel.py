@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _checks, _dispatch, _groups, _threads
+from . import _checks, _dispatch, _groups, _threads, projections
 from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
@@ -283,9 +283,11 @@ class _Bilevel:
         norms, unit = _groups.norms(z, parts, self.inner, workers)
         info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
-        engine.project_rows(
-            self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0, 1
-        )
+        args = self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0
+        if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
+            projections.project_long(*args, workers)
+        else:
+            engine.project_rows(*args, 1)
         if info[0] == m.NONFINITE:
             return
         kernels.settle(norms, u, self.kind, self.feasible, radii, info)

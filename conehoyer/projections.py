@@ -14,7 +14,7 @@ from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import hoyer_ratio, level_of_ratio
 
-_SHARED_FROM = 1 << 23  # bytes of a slice below which one thread is faster than several
+SHARED_FROM = 1 << 23  # bytes of a slice below which one thread is faster than several
 _MOST = np.finfo(float).max
 
 
@@ -578,7 +578,7 @@ def _project(
         engine.project_rows(kind, absolute, tol, check_finite, z, goal.rows, whole, table, 0, count)
     elif shared:
         for r in range(count):
-            _project_long(kind, absolute, tol, check_finite, z, goal.rows, whole, table, r, workers)
+            project_long(kind, absolute, tol, check_finite, z, goal.rows, whole, table, r, workers)
     else:
 
         def by_engine(z, target, table, first, last):
@@ -596,7 +596,7 @@ def _project(
 
 def _worth_sharing(count, z, workers):
     """Whether there are fewer slices than workers, and long ones."""
-    return workers > count and z.nbytes >= count * _SHARED_FROM
+    return workers > count and z.nbytes >= count * SHARED_FROM
 
 
 def _table(count, levels, norms, full_output):
@@ -635,7 +635,7 @@ def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_fini
     return (result, _info(s, None, result, table)) if full_output else result
 
 
-def _project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
+def project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
     norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]

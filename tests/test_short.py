@@ -74,6 +74,22 @@ def test_passes(dtype, absolute, n):
     np.testing.assert_allclose(passed, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [m.CAI, m.L1])
+@pytest.mark.parametrize("h", [-0.1, -0.03, 0.03, 0.1])
+def test_the_step_is_of_third_order(kind, h):
+    """On an exponential and on a uniform tail, whose sums are known."""
+    tails = {
+        "exponential": lambda t: (math.exp(-t), math.exp(-t), 2.0 * math.exp(-t)),
+        "uniform": lambda t: ((1.0 - t), (1.0 - t) ** 2 / 2.0, (1.0 - t) ** 3 / 3.0),
+    }
+    for tail in tails.values():
+        _, s, q = tail(h)
+        p = s * s / q if kind == m.CAI else s
+        nu, s, q = tail(0.0)
+        assert abs(m.tail_step(kind, p, nu, s, q) - h) < 3.0 * abs(h) ** 3
+        assert abs(m.newton_offset(kind, p, nu, s, q) - h) > 0.2 * h * h
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [m.CAI, m.L1])
 def test_usual_rows_need_no_engine(dtype, kind):

@@ -5,9 +5,9 @@ and a few thousand entries), `run_pass` and `write` do the work on chunks of the
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
 
-On a short slice the first pass takes the sums at τ = 0 and guesses τ from them; a second
-one collects what lies above a point well left of the guess; Newton steps on those entries
-end it.
+Rows of up to 16 kB are first tried several at a time, see `short`.  On other short slices
+the first pass takes the sums at τ = 0 and guesses τ from them; a second one collects what lies
+above a point well left of the guess; Newton steps on those entries end it.
 
 The usual course on a long slice: a small sample gives τ and its standard error; one pass
 sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
