@@ -28,7 +28,7 @@ def every_array_is_large(monkeypatch):
         (_threads, "DEALT_FROM"),
         (gsp, "_PARALLEL_FROM"),
         (optim, "_PARALLEL_FROM"),
-        (projections, "_SHARED_FROM"),
+        (projections, "SHARED_FROM"),
         (scores, "_PARALLEL_FROM"),
     ):
         assert getattr(module, name) > 0
