@@ -9,7 +9,13 @@ from distributions import DISTRIBUTIONS
 from numba import njit
 
 from conehoyer import _math as m
-from conehoyer import level_for_nnz, project_cai, project_l1_ball
+from conehoyer import (
+    level_for_nnz,
+    project_cai,
+    project_hoyer,
+    project_l1_ball,
+    project_simplex,
+)
 from conehoyer._cpu import short
 from conehoyer._cpu.arrays import LOG, WANTED
 
@@ -197,7 +203,7 @@ def test_hardly_more_entries_than_the_level(dtype, level, status):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [7, 8, 20, 128, 1000, 2048, 2049, 4096, 4097])
-@pytest.mark.parametrize("project", [project_cai, project_l1_ball])
+@pytest.mark.parametrize("project", [project_cai, project_l1_ball, project_hoyer, project_simplex])
 def test_a_row_does_not_see_its_neighbours(dtype, n, project):
     """The same bits alone, in company, in place and by two threads."""
     rng = np.random.default_rng(n)
@@ -206,12 +212,31 @@ def test_a_row_does_not_see_its_neighbours(dtype, n, project):
         x = np.array([makers[r % len(makers)](n, rng) for r in range(40)]).astype(dtype)
     x[~np.isfinite(x)] = 0.0
     x[5], x[6] = 0.0, 1.0
-    p = rng.uniform(1.0, 0.6 * n, 40)
+    p = rng.uniform(0.3, 0.9, 40) if project is project_hoyer else rng.uniform(1.0, 0.6 * n, 40)
     together = project(x, p)
     np.testing.assert_array_equal(together, project(x, p, workers=2))
     alone = np.array([project(row, level) for row, level in zip(x, p, strict=True)])
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_array_equal(together, project(x.copy(), p, overwrite_x=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thresholds_of_any_sign(dtype):
+    """Where τ is not positive the search has no verdict, and the engine takes the row."""
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((60, 100)).astype(dtype)
+    tolerance = {"rtol": 0, "atol": 1e-12 if dtype == np.float64 else 1e-5}
+    for total in np.geomspace(0.1, 500.0, 12):
+        found = project_simplex(x, total)
+        for row, y in zip(found, x, strict=True):
+            ref = oracle.project_simplex(y, total).astype(float)
+            np.testing.assert_allclose(row / total, ref / total, **tolerance)
+    for sparseness in np.linspace(0.05, 0.95, 12):
+        found = project_hoyer(x, sparseness)
+        for row, y in zip(found, x, strict=True):
+            ref = oracle.project_hoyer(y, sparseness).astype(float)
+            scale = np.abs(ref).max()
+            np.testing.assert_allclose(row / scale, ref / scale, **tolerance)
 
 
 def test_the_engine_agrees():

@@ -873,7 +873,8 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
-    together = short.together(x) if kind == m.L1 or kind == m.CAI else 0
+    searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
+    together = short.together(x)
     own_known, own_folded, own_words = short.scratch(x, together)
     known, folded, words = uncounted(own_known), uncounted(own_folded), uncounted(own_words)
     for r in range(first, last):
@@ -884,10 +885,10 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             if place == 0:
                 end = min(r + together, last)
                 short.search(
-                    kind, absolute, tol, x[r:end], x[end : min(end + together, last)],
+                    searched, absolute, tol, x[r:end], x[end : min(end + together, last)],
                     folded, words, known, table[r:end],
                 )  # fmt: skip
-            found = short.is_verdict(known[place])
+            found = short.is_verdict(kind, known[place])
         elif r + 1 < last and n * x.itemsize >= NEAR:
             # Processors do not fetch beyond a page by themselves: 1,000 floats take a tenth less.
             following = x[r + 1]
@@ -898,7 +899,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         attempt, by_size = 0, False
         while True:
             if found:
-                job, found = _write_job(short.verdict(known[place]), l2), False
+                job, found = _last_job(kind, short.verdict(known[place]), l2), False
             elif by_size:  # from all entries: right of 0 there may be too little to see
                 job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
             else:
@@ -926,11 +927,12 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             if together > 0:
                 report[WANTED], wanted = p, report[WANTED]
                 short.search(
-                    kind, absolute, tol, source.reshape((1, n)), x[:0],
+                    searched, absolute, tol, source.reshape((1, n)), x[:0],
                     folded, words, known[place : place + 1], table[r : r + 1],
                 )  # fmt: skip
                 report[WANTED] = wanted
-                found = short.is_verdict(known[place]) and known[place, short.STATUS] != m.RESCALE
+                found = short.is_verdict(kind, known[place])
+                found = found and known[place, short.STATUS] != m.RESCALE
         _report(job, kind, p, report)
         if attempt > 1:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, report)

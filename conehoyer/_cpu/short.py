@@ -242,7 +242,7 @@ def _end(kind, p, folded, row):
 
 @helper
 def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
-    """Find out about the rows of x what `rows` holds; CAI and L1 only.
+    """Find out about the rows of x what `rows` holds; CAI and L1, whose τ > 0 serves all kinds.
 
     `folded` and `marks` are scratch.  The rows `ahead`, which come next, are fetched meanwhile.
     """
@@ -292,6 +292,7 @@ def verdict(row):
 
 
 @helper(forceinline=True)
-def is_verdict(row):
-    """Whether no search is left to the engine."""
-    return row[STATUS] == m.SOFT or row[STATUS] == m.FEASIBLE or row[STATUS] == m.RESCALE
+def is_verdict(kind, row):
+    """Whether no search is left to the engine; where a τ <= 0 is sought, all of it is."""
+    feasible = row[STATUS] == m.FEASIBLE and (kind == m.CAI or kind == m.L1)
+    return row[STATUS] == m.SOFT or row[STATUS] == m.RESCALE or feasible
