@@ -239,6 +239,20 @@ def test_thresholds_of_any_sign(dtype):
             np.testing.assert_allclose(row / scale, ref / scale, **tolerance)
 
 
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_supports_of_the_passes(name):
+    """As many as there were passes, also where the search was given up."""
+    rng = np.random.default_rng(8)
+    for n in (8, 64, 333, 1000):
+        y = DISTRIBUTIONS[name](n, rng)
+        for share in (0.05, 0.3, 0.7):
+            for project, p in ((project_cai, 1.0 + share * n), (project_l1_ball, share)):
+                x, info = project(y, p * (np.abs(y).max() if p == share else 1.0), full_output=True)
+                assert len(info.support) == info.passes
+                assert (info.support >= 0).all()
+                assert info.nnz == np.count_nonzero(x)
+
+
 def test_the_engine_agrees():
     """Rows a little too long for the search, with zeros in them that change nothing."""
     rng = np.random.default_rng(9)

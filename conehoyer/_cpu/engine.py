@@ -898,6 +898,8 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
         attempt, by_size = 0, False
         while True:
+            if not found:
+                table[r, LOG:] = -1.0  # nothing of another search
             if found:
                 job, found = _last_job(kind, short.verdict(known[place]), l2), False
             elif by_size:  # from all entries: right of 0 there may be too little to see

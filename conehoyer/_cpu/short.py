@@ -256,6 +256,7 @@ def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
         usual = p > (1.0 if kind >= m.CAI else 0.0) and (absolute or passes.all_finite(x[r]))
         rows[r, STATUS] = m.GO if usual else m.CAPPED
         rows[r, TAU], rows[r, STEP], rows[r, TAKEN] = 0.0, 0.0, 0.0
+        table[r, LOG:] = -1.0
     for k in range(STEPS):
         going = False
         for r in range(x.shape[0]):

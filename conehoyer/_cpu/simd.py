@@ -373,16 +373,6 @@ def not_less(typingctx, a, b):
 
 
 @intrinsic
-def differ_from(typingctx, a, b):
-    """The lanes with a ≠ b: NaN counts."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fcmp_unordered("!=", *args)
-
-    return Mask(a.lanes)(a, a), codegen
-
-
-@intrinsic
 def where(typingctx, mask, a, b):
     """Lanes of a where the mask is set, of b elsewhere."""
 
