@@ -253,7 +253,8 @@ def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
     line = simd.LINE // itemsize
     for r in range(x.shape[0]):
         p = table[r, WANTED]
-        usual = p > (1.0 if kind >= m.CAI else 0.0) and (absolute or passes.all_finite(x[r]))
+        usual = 1.0 < p < x.shape[1] if kind >= m.CAI else p > 0.0
+        usual = usual and (absolute or passes.all_finite(x[r]))
         rows[r, STATUS] = m.GO if usual else m.CAPPED
         rows[r, TAU], rows[r, STEP], rows[r, TAKEN] = 0.0, 0.0, 0.0
         table[r, LOG:] = -1.0
