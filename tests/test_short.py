@@ -41,7 +41,7 @@ def look_twice(z, absolute, tau):
 @njit
 def search(kind, absolute, tol, x, wanted):
     """What `short.search` knows of each row of x, `together` at a time."""
-    result, table = np.empty((len(x), 7)), np.zeros((len(x), LOG))
+    result, table = np.empty((len(x), short.FIELDS)), np.zeros((len(x), LOG))
     table[:, WANTED] = wanted
     count = short.together(x)
     known, copies, marks = short.scratch(x, count)

@@ -64,6 +64,13 @@ def largest(z, absolute):
     return top
 
 
+@helper(forceinline=True)
+def add_inside(inside, gap, firsts, seconds):
+    """One register's share of Σgap and Σgap², over the lanes inside."""
+    firsts = simd.where(inside, simd.add(firsts, gap), firsts)
+    return firsts, simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+
+
 @helper
 def own_sums(z, absolute, anchor, offset):
     """`sums`, with a − anchor and its running sums in the data's own precision."""
@@ -82,10 +89,8 @@ def own_sums(z, absolute, anchor, offset):
             in0, in1 = simd.not_below(gap0, edge), simd.not_below(gap1, edge)
             nu += simd.count(in0)
             nu += simd.count(in1)
-            firsts0 = simd.where(in0, simd.add(firsts0, gap0), firsts0)
-            firsts1 = simd.where(in1, simd.add(firsts1, gap1), firsts1)
-            seconds0 = simd.where(in0, simd.multiply_add(gap0, gap0, seconds0), seconds0)
-            seconds1 = simd.where(in1, simd.multiply_add(gap1, gap1, seconds1), seconds1)
+            firsts0, seconds0 = add_inside(in0, gap0, firsts0, seconds0)
+            firsts1, seconds1 = add_inside(in1, gap1, firsts1, seconds1)
         s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
         q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
     firsts, seconds = zero, zero
@@ -95,8 +100,7 @@ def own_sums(z, absolute, anchor, offset):
         gap = simd.sub(simd.magnitude(a) if absolute else a, far)
         inside = simd.both(simd.not_below(gap, edge), valid)
         nu += simd.count(inside)
-        firsts = simd.where(inside, simd.add(firsts, gap), firsts)
-        seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+        firsts, seconds = add_inside(inside, gap, firsts, seconds)
     s, q = simd.add(s, simd.widen(firsts)), simd.add(q, simd.widen(seconds))
     return float(nu), simd.total(s), simd.total(q)
 
@@ -121,8 +125,7 @@ def sums(z, absolute, anchor, offset):
             gap = simd.sub(a, far)
             inside = simd.not_below(gap, edge)
             counts = simd.where(inside, simd.add(counts, one), counts)
-            firsts = simd.where(inside, simd.add(firsts, gap), firsts)
-            seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+            firsts, seconds = add_inside(inside, gap, firsts, seconds)
         if whole < end:
             valid = simd.first_lanes(zero, end - whole)
             a = simd.widen(simd.load_part(z, whole, valid))
@@ -131,8 +134,7 @@ def sums(z, absolute, anchor, offset):
             gap = simd.sub(a, far)
             inside = simd.both(simd.not_below(gap, edge), valid)
             counts = simd.where(inside, simd.add(counts, one), counts)
-            firsts = simd.where(inside, simd.add(firsts, gap), firsts)
-            seconds = simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
+            firsts, seconds = add_inside(inside, gap, firsts, seconds)
         nu += simd.total(counts)
         s += simd.total(firsts)
         q += simd.total(seconds)

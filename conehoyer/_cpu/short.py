@@ -31,6 +31,7 @@ RUN = 16  # times the bytes of an entry: registers summed before a running sum i
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: left to the engine),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken.
 STATUS, TAU, STEP, NU, S, Q, TAKEN = range(7)
+FIELDS = TAKEN + 1
 
 
 @helper
@@ -53,7 +54,7 @@ def scratch(x, count):
     copies = np.empty(count * length + line, x.dtype)
     start = -copies.ctypes.data % simd.LINE // x.itemsize
     copies = copies[start : start + count * length].reshape((count, length))
-    return np.empty((count, 7)), copies, np.empty(length // 64 + 1, np.uint64)
+    return np.empty((count, FIELDS)), copies, np.empty(length // 64 + 1, np.uint64)
 
 
 @helper(forceinline=True)
@@ -112,10 +113,8 @@ def _sums(a, tau, marks):
             in0, in1 = simd.above(gap0, zero), simd.above(gap1, zero)
             simd.store_mask(in0, marks, i // width)
             simd.store_mask(in1, marks, i // width + 1)
-            firsts0 = simd.where(in0, simd.add(firsts0, gap0), firsts0)
-            firsts1 = simd.where(in1, simd.add(firsts1, gap1), firsts1)
-            seconds0 = simd.where(in0, simd.multiply_add(gap0, gap0, seconds0), seconds0)
-            seconds1 = simd.where(in1, simd.multiply_add(gap1, gap1, seconds1), seconds1)
+            firsts0, seconds0 = passes.add_inside(in0, gap0, firsts0, seconds0)
+            firsts1, seconds1 = passes.add_inside(in1, gap1, firsts1, seconds1)
         s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
         q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
     nu, words = 0, a.size // 64
