@@ -640,24 +640,26 @@ def project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     z, target = x[r], out[r]
     norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]
     buffer = target if whole else np.empty_like(z)
-    part = np.empty((engine.chunks_of(z.size), 5))
+    part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, whole)
     held = np.empty(engine.room_for_heads(z.size), z.dtype)
     chunks = len(part)
-    job = engine.prepare(kind, absolute, level, norm, z, buffer)
+    job = engine.prepare(kind, absolute, level, norm, z, buffer, part)
     while job.action != engine.WRITE:
         run_split(
             lambda i, j, job=job: engine.run_pass(
-                job, absolute, z, buffer, part, engine.marks_of(z.size), i, j
+                job, absolute, z, buffer, held, part, engine.marks_of(z.size), few, i, j
             ),
             chunks,
             workers,
         )
-        job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, log)
+        job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, few, log)
     if job.state.status in (m.NONFINITE, m.RESCALE):
         engine.project_rows(kind, absolute, tol, strict, x, out, whole, table, r, r + 1)
         return
     run_split(
-        lambda i, j: engine.write(job, kind, absolute, level, z, target, i, j), chunks, workers
+        lambda i, j: engine.write(job, kind, absolute, level, z, target, part, few, i, j),
+        chunks,
+        workers,
     )
     engine.report(job, kind, level, table[r])
 

@@ -13,8 +13,10 @@ The usual course on a long slice: a small sample gives τ and its standard error
 sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
 heads of the chunks, which are a larger sample and allow a narrower band for the rest; the
 few stored entries then give τ exactly; one pass writes.  Where less than 3 % lie above the
-band it has no upper edge.  Where the sample misleads, the band's sums are still exact at
-its edges, and the search goes on from there with another sample and plain passes.
+band it has no upper edge, and unless the result replaces the data, the pass that stores them
+writes zeros elsewhere: then only they are left to write.  Where the sample misleads, the
+band's sums are still exact at its edges, and the search goes on from there with another
+sample and plain passes.
 """
 
 import math
@@ -44,6 +46,10 @@ FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
 SUMS, OWN, BAND, SQUARES, WRITE = 0, 1, 2, 3, 4
 ALL, HEADS, TAILS = 0, 1, 2  # sections of the chunks
+# What is known of each chunk: its sums; how many entries it has stored, and where; how many words
+# of `few` it has; Σz², where that is wanted; and whether it is finite, or has not been asked.
+NU, S, Q, STORED, PLACE, FOUND, SQUARE, FINITE, KNOWN = range(9)
+UNSEEN = -1.0
 
 
 class Known(NamedTuple):
@@ -66,7 +72,7 @@ class Job(NamedTuple):
     state: m.State
     lo: float  # BAND: the edges
     hi: float
-    rare: bool  # BAND: few entries lie inside
+    rare: bool  # BAND: few entries lie inside; WRITE: the others are zero already
     l2: float  # HOYER: the norm wanted; negative: that of the input
     samples: int  # how many samples have been taken
     section: int  # BAND: ALL, or the HEADS of the chunks first and then their TAILS
@@ -116,11 +122,12 @@ def _write_job(st, l2):
 
 
 @helper
-def _last_job(kind, st, l2):
+def _last_job(kind, st, l2, rare):
     """Write, or first take ‖y‖, where the result is to have that norm and no pass has seen it."""
+    action = WRITE
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
-        return Job(SQUARES, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
-    return _write_job(st, l2)
+        action = SQUARES
+    return Job(action, st, 0.0, 0.0, rare, l2, 0, ALL, NOTHING, 0)
 
 
 @helper
@@ -136,15 +143,35 @@ def chunks_of(n):
 
 
 @kernel
+def room_for_chunks(n):
+    """What is known of each chunk of a slice of length n: nothing but that it is finite."""
+    return np.ones((chunks_of(n), KNOWN))
+
+
+@kernel
 def room_for_heads(n):
-    """Length of the array that holds the heads' entries between two passes."""
-    return chunks_of(n) * HEAD + 64 if n >= HEADS_FROM else 0
+    """Length of the array that holds the heads' entries between two passes, or a few entries."""
+    return chunks_of(n) * HEAD + 64 if n >= SAMPLE_FROM else 0
 
 
 @kernel
 def marks_of(n):
     """Scratch for a pass over a slice of length n, one for each thread."""
     return passes.marks_for(min(n, CHUNK))
+
+
+@kernel
+def room_for_few(n, whole):
+    """Where to keep which entries are not zero; none if results are not to be written early."""
+    return np.empty((2, n // 64 if whole and simd.COMPRESS and n >= SAMPLE_FROM else 0), np.uint64)
+
+
+@helper
+def _writes_zeros(job, few):
+    """Whether the pass writes zeros where τ cannot be, and leaves the rest to the end."""
+    if job.action != BAND or job.section != ALL:
+        return False
+    return job.rare and job.hi == math.inf and few.size > 0
 
 
 @helper
@@ -300,6 +327,8 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
         count = 128  # the heads of the chunks make a larger sample, at no cost
     sample, room = buffer[: count * RUN], buffer[count * RUN : 2 * count * RUN]
     take_sample(z, absolute, sample)
+    if not absolute and not passes.all_finite(sample):
+        return _verdict(m.NONFINITE, math.nan, job.l2, 0.0, 0.0, 0.0)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
@@ -345,16 +374,17 @@ def begin(kind, absolute, p, l2, z, buffer):
 
 
 @helper(forceinline=True)
-def _run_pass(job, absolute, z, buffer, part, marks, first, last):
+def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     """Do the job's pass on chunks first..last−1; their results go to the rows of `part`.
 
     What they store lies side by side in `buffer`, from the first chunk's place on.  `marks`
-    is scratch, see `marks_of`.
+    is scratch, see `marks_of`.  Where `few` has room, `buffer` is where the result will be; what
+    is stored when it is written early lies in `held`, where each chunk has a place of its own.
     """
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
-    few = job.action == BAND and job.rare
+    zeros = _writes_zeros(job, few)
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.section == HEADS:
@@ -371,7 +401,13 @@ def _run_pass(job, absolute, z, buffer, part, marks, first, last):
         elif job.action == OWN:
             nu, s, q = passes.own_sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
-        elif few:
+        elif zeros:
+            nu, s, q, place = 0.0, 0.0, 0.0, c * HEAD
+            part[c, FOUND], stored = passes.collect_few(
+                chunk, absolute, real(job.lo), held[place : place + HEAD], marks,
+                few[:, begin // 64 : end // 64], buffer[begin:end],
+            )  # fmt: skip
+        elif job.action == BAND and job.rare:
             nu, s, q, stored = passes.band_rare(
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
                 buffer[place:], marks,
@@ -381,9 +417,15 @@ def _run_pass(job, absolute, z, buffer, part, marks, first, last):
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
                 buffer[place:],
             )  # fmt: skip
-        part[c, 0], part[c, 1], part[c, 2] = nu, s, q
-        part[c, 3], part[c, 4] = stored, place
+        part[c, NU], part[c, S], part[c, Q] = nu, s, q
+        part[c, STORED], part[c, PLACE] = stored, place
         place += stored
+        # What else is to be known of the chunk, while it is near.
+        if job.action == BAND and job.l2 < 0.0:
+            _, _, squares = passes.sums(chunk, True, 0.0, -math.inf)
+            part[c, SQUARE] = squares + (part[c, SQUARE] if job.section == TAILS else 0.0)
+        if part[c, FINITE] == UNSEEN and job.section != HEADS:
+            part[c, FINITE] = passes.all_finite(z[c * CHUNK : end])
 
 
 @helper
@@ -391,10 +433,10 @@ def _collect(job, buffer, part):
     """Add up the chunks' sums, and move what they stored to the front of the buffer."""
     nu, s, q, stored = job.above.nu, job.above.s, job.above.q, 0
     for c in range(part.shape[0]):
-        nu += part[c, 0]
-        s += part[c, 1]
-        q += part[c, 2]
-        count, place = int(part[c, 3]), int(part[c, 4])
+        nu += part[c, NU]
+        s += part[c, S]
+        q += part[c, Q]
+        count, place = int(part[c, STORED]), int(part[c, PLACE])
         if place != stored:
             for i in range(count):
                 buffer[stored + i] = buffer[place + i]
@@ -414,14 +456,14 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
     unit = st.s / st.nu  # lest squares overflow
     squares, most, crowd, begin = 0.0, 0.0, 0.0, 0
     for c in range(part.shape[0]):
-        segment = candidates[begin : begin + int(part[c, 3])]
+        segment = candidates[begin : begin + int(part[c, STORED])]
         begin += segment.size
         nu, s, q = passes.sums(segment, False, st.anchor, st.offset)
-        sd, qd = m.sums_at(nu + part[c, 0], s + part[c, 1], q + part[c, 2], st.offset)
+        sd, qd = m.sums_at(nu + part[c, NU], s + part[c, S], q + part[c, Q], st.offset)
         influence = (_moved(linear, square, sd, qd) - mean * min(HEAD, n - c * CHUNK)) / unit
         squares += influence * influence
         most = max(most, influence * influence)
-        crowd = max(crowd, nu + part[c, 0])
+        crowd = max(crowd, nu + part[c, NU])
     error = unit * math.sqrt(squares) if most < 0.25 * squares else math.inf
     return error, crowd < 0.25 * st.nu * seen / n
 
@@ -469,6 +511,8 @@ def _after_heads(job, kind, p, z, buffer, part, held):
         if edge > lo:
             lo, rare = edge, True
             st = _move(st, edge, 0.0, False)
+    if hi == math.inf and rare:  # the heads once more, with what may be zero in them
+        return _band_job(st, lo, hi, rare, job.l2, job.samples, ALL)
     nu1, s1, q1, kept = passes.band(candidates, False, real(anchor), real(lo), real(hi), held)
     above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
     return Job(BAND, st, lo, hi, rare, job.l2, job.samples, TAILS, above, kept)
@@ -630,22 +674,35 @@ def _anchor_too_far(level, known):
 
 
 @helper(forceinline=True)
-def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
+def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     """Add up the pass's results and choose the next job.
 
     `log` takes the support size of each pass, as far as it has room.
     """
+    l2 = job.l2
+    st = job.state
     if job.section == HEADS:
         return _after_heads(job, kind, p, z, buffer, part, held)
+    if part[:, FINITE].min() == 0.0:
+        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
+    if job.action == SQUARES or (job.action == BAND and l2 < 0.0):
+        column = Q if job.action == SQUARES else SQUARE
+        q = 0.0
+        for c in range(part.shape[0]):
+            q += part[c, column]
+        # Squares of negative entries, which the search has not seen, may overflow.
+        l2 = math.sqrt(q) if q < 1e200 else passes.norm(z)
+    if job.action == SQUARES:
+        return _write_job(st, l2)
+    zeros = _writes_zeros(job, few)
+    if zeros:
+        if part[:, STORED].min() < 0.0:  # they crowd in some chunk
+            return _band_job(st, job.lo, job.hi, False, l2, job.samples, ALL)
+        buffer = held
     nu, s, q, stored = _collect(job, buffer, part)
     for i in range(job.held):
         buffer[stored + i] = held[i]
     stored += job.held
-    l2 = job.l2
-    st = job.state
-    if job.action == SQUARES:
-        # Squares of negative entries, which the search has not seen, may overflow.
-        return _write_job(st, math.sqrt(q) if q < 1e200 else passes.norm(z))
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(kind, st.anchor * st.anchor + q):
@@ -689,7 +746,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
             return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
         if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
             st = _near_top(st, absolute, p, z)
-        return _last_job(kind, st, l2)
+        rare = zeros and st.status == m.SOFT and st.anchor + st.offset >= job.lo
+        return _last_job(kind, st, l2, rare)
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
@@ -718,32 +776,38 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, log):
 
 
 @helper
-def _write(job, kind, absolute, p, z, out, first, last):
+def _write(job, kind, absolute, p, z, out, part, few, first, last):
     """Write chunks first..last−1 of the result."""
     z, out = uncounted(z), uncounted(out)
     st = job.state
     real = z.dtype.type
     begin, end = first * CHUNK, min(last * CHUNK, z.size)
-    part, target = z[begin:end], out[begin:end]
+    piece, target = z[begin:end], out[begin:end]
     if st.status == m.FEASIBLE:
-        passes.write_copy(part, absolute, target)
+        passes.write_copy(piece, absolute, target)
     elif st.status == m.TIED:
         if first == 0:  # the first k of the whole slice: one thread's work
             k, b = m.tied_profile(p)
             factor = m.tied_scale(kind, k, b, st.anchor, job.l2)
             passes.write_tied(z, absolute, st.anchor, k, b, factor, out)
     elif st.status == m.FLAT:
-        passes.write_flat(part, absolute, job.l2 / math.sqrt(z.size), target)
+        passes.write_flat(piece, absolute, job.l2 / math.sqrt(z.size), target)
     elif st.status == m.NONFINITE:
         target[:] = math.nan
     else:
         # τ as a pair in the data's precision.
         anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
         offset = (st.anchor - np.float64(anchor)) + st.offset
-        passes.write_soft(
-            part, absolute, anchor, real(offset), real(m.dust(st)),
-            real(m.scale(kind, st, job.l2)), target,
-        )  # fmt: skip
+        offset, dust, factor = real(offset), real(m.dust(st)), real(m.scale(kind, st, job.l2))
+        if not job.rare:
+            passes.write_soft(piece, absolute, anchor, offset, dust, factor, target)
+            return
+        for c in range(first, last):
+            begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
+            passes.write_few(
+                z[begin:end], absolute, anchor, offset, dust, factor,
+                few[:, begin // 64 : end // 64], int(part[c, FOUND]), out[begin:end],
+            )  # fmt: skip
 
 
 @helper
@@ -762,11 +826,13 @@ def _extreme(kind, absolute, p, l2, z):
 
 
 @helper(forceinline=True)
-def _prepare(kind, absolute, p, l2, z, buffer):
+def _prepare(kind, absolute, p, l2, z, buffer, part):
     """The first job of a slice, or its verdict where no search is needed."""
-    if not absolute and not passes.all_finite(z):
-        # With |z|, NaN and inf reach the sums of the first pass; with z, -inf would not.
-        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
+    if not absolute:  # with |z|, NaN and inf reach the sums of the first pass; now -inf would not
+        if z.size >= SAMPLE_FROM:
+            part[:, FINITE] = UNSEEN
+        elif not passes.all_finite(z):
+            return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if kind <= m.SIMPLEX:
         extreme = p == 0.0
     else:
@@ -844,12 +910,12 @@ def _scale(kind, absolute, p, l2, z, scaled, by_size):
 
 
 @helper
-def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, row):
+def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, part, few, row):
     """Write and report what was computed on scaled data, in the data's own unit."""
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        _write(job, kind, absolute, p, scaled, scaled, 0, chunks_of(z.size))
+        _write(job, kind, absolute, p, scaled, scaled, part, few, 0, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
@@ -865,10 +931,10 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     `table` see `arrays`.
     """
     n = x.shape[1]
-    own_part = np.empty((chunks_of(n), 5))
+    own_part = room_for_chunks(n)
     heads = room_for_heads(n)
     own_scratch = np.empty(heads + (0 if whole else n), x.dtype)
-    own_marks = marks_of(n)
+    own_marks, own_few = marks_of(n), room_for_few(n, whole)
     own_scaled = own_scratch  # until it is needed
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
@@ -896,20 +962,20 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 simd.fetch(following, i)
         buffer = target if whole else spare
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
-        attempt, by_size = 0, False
+        attempt, by_size, few = 0, False, uncounted(own_few)
         while True:
             if not found:
                 table[r, LOG:] = -1.0  # nothing of another search
             if found:
-                job, found = _last_job(kind, short.verdict(known[place]), l2), False
+                job, found = _last_job(kind, short.verdict(known[place]), l2, False), False
             elif by_size:  # from all entries: right of 0 there may be too little to see
                 job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
             else:
-                job = _prepare(kind, absolute, p, l2, source, buffer)
+                job = _prepare(kind, absolute, p, l2, source, buffer, part)
             while job.action != WRITE:
-                _run_pass(job, absolute, source, buffer, part, marks, 0, part.shape[0])
+                _run_pass(job, absolute, source, buffer, held, part, marks, few, 0, part.shape[0])
                 job = _proceed(
-                    job, kind, absolute, p, tol, source, buffer, held, part, table[r, LOG:]
+                    job, kind, absolute, p, tol, source, buffer, held, part, few, table[r, LOG:]
                 )
             attempt += 1
             if job.state.status in (m.RESCALE, m.NONFINITE):
@@ -925,7 +991,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 scaled = uncounted(own_scaled)
             p, l2 = report[WANTED], report[NORM]
             shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled, by_size)
-            source = scaled
+            source, few = scaled, few[:, :0]
             if together > 0:
                 report[WANTED], wanted = p, report[WANTED]
                 short.search(
@@ -937,12 +1003,12 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 found = found and known[place, short.STATUS] != m.RESCALE
         _report(job, kind, p, report)
         if attempt > 1:
-            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, report)
+            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, part, few, report)
         elif job.state.status == m.NONFINITE and strict:
             break
         else:
-            _write(job, kind, absolute, p, z, target, 0, part.shape[0])
-    keep((own_part, own_scratch, own_marks, own_scaled, own_known, own_folded, own_words))
+            _write(job, kind, absolute, p, z, target, part, few, 0, part.shape[0])
+    keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded, own_words))
 
 
 # The steps of one slice, for threads that share it.

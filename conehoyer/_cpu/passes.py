@@ -13,6 +13,7 @@ from .._jit import helper, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
+NEAR = 4096  # entries written ahead of those that are read
 RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
@@ -468,6 +469,58 @@ def marks_for(n):
     return np.empty((3, n // 64), np.uint64)
 
 
+@helper
+def collect_few(z, absolute, lo, buffer, marks, few, out):
+    """Entries above lo go to `buffer`, and with their signs to `out`, which is zero elsewhere.
+
+    Of the last entries, fewer than 64, `out` is left alone.  `few` takes the words of marks that
+    have a bit set, and their places.  Returns how many words these are, and how many entries were
+    stored, or −1 where the buffer is too short.
+    """
+    none, one = np.uint64(0), np.uint64(1)
+    vlo, width = simd.splat(lo), simd.lanes(z)
+    whole = z.size // 64 * 64
+    for begin in range(0, whole, NEAR):
+        end = min(begin + NEAR, whole)
+        out[begin:end] = 0.0
+        for i in range(begin, end, width):
+            a = simd.load(z, i)
+            if absolute:
+                a = simd.magnitude(a)
+            simd.store_mask(simd.not_below(a, vlo), marks[0], i // width)
+    words, places, found, stored = few[0], few[1], 0, 0
+    for b in range(whole // 64):  # the words with a bit set, side by side
+        word = marks[0, b]
+        words[found], places[found] = word, np.uint64(b)
+        found += word != none
+    for j in range(found):
+        if stored + 64 > buffer.size:
+            return found, -1
+        first = word = words[j]
+        begin = 64 * np.int64(places[j])
+        place, stored = stored, stored + simd.ones(word)
+        for k in range(2):  # two without asking: where there is one, the same again
+            i = begin + simd.lowest(word)
+            buffer[place + k], out[i] = z[i], z[i]
+            word &= word - one
+            word = word if word != none else first
+        place += 2
+        while place < stored:
+            i = begin + simd.lowest(word)
+            buffer[place], out[i] = z[i], z[i]
+            place += 1
+            word &= word - one
+    if stored + 64 > buffer.size:
+        return found, -1
+    for i in range(whole, z.size):
+        buffer[stored] = z[i]
+        stored += not (abs(z[i]) if absolute else z[i]) <= lo
+    if absolute:
+        for i in range(stored):
+            buffer[i] = abs(buffer[i])
+    return found, stored
+
+
 @helper(forceinline=True)
 def _soft(v, absolute, anchor, offset, dust, factor):
     """One register of `write_soft`."""
@@ -495,6 +548,37 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
         valid = simd.first_lanes(anchor, z.size - whole)
         v = simd.load_part(z, whole, valid)
         simd.store_part(_soft(v, absolute, anchor, offset, dust, factor), valid, out, whole)
+
+
+@helper(forceinline=True)
+def _shrink(value, absolute, anchor, offset, dust, factor):
+    """One entry of `write_soft`."""
+    d = ((abs(value) if absolute else value) - anchor) - offset
+    scaled = d * factor
+    if absolute:
+        scaled = math.copysign(scaled, value)
+    return scaled if d > dust else dust - dust
+
+
+@helper
+def write_few(z, absolute, anchor, offset, dust, factor, few, found, out):
+    """`write_soft` after `collect_few`: only what that found in z and put into out."""
+    none, one = np.uint64(0), np.uint64(1)
+    for j in range(found):
+        first, begin = few[0, j], 64 * np.int64(few[1, j])
+        i0 = begin + simd.lowest(first)
+        word = first & (first - one)
+        i1 = begin + simd.lowest(word) if word != none else i0
+        v0, v1 = out[i0], out[i1]
+        out[i0] = _shrink(v0, absolute, anchor, offset, dust, factor)
+        out[i1] = _shrink(v1, absolute, anchor, offset, dust, factor)
+        word &= word - one
+        while word != none:
+            i = begin + simd.lowest(word)
+            out[i] = _shrink(out[i], absolute, anchor, offset, dust, factor)
+            word &= word - one
+    whole = z.size // 64 * 64
+    write_soft(z[whole:], absolute, anchor, offset, dust, factor, out[whole:])
 
 
 @helper

@@ -1,0 +1,147 @@
+"""Results that are written before the threshold is known: zeros first, the few others last."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+
+import conehoyer as ch
+from conehoyer import _math as m
+from conehoyer._cpu import engine, passes, simd
+from conehoyer._jit import entry
+
+collect_few, write_few = entry(passes.collect_few), entry(passes.write_few)
+write_soft = entry(passes.write_soft)
+DTYPES = [np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("n", [1, 63, 64, 200, 4096, 5000, 16384])
+def test_collect_and_write(dtype, absolute, n):
+    z = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    whole = n // 64 * 64
+    for lo in dtype([9.0, 3.0, 2.0, 1.0, 0.0, -9.0]):
+        room, out = np.full(n + 64, 7, dtype), np.full(n + 2, 7, dtype)
+        few = np.empty((2, n // 64), np.uint64)
+        found, stored = collect_few(z, absolute, lo, room, passes.marks_for(n), few, out[1:-1])
+        a = np.abs(z) if absolute else z
+        np.testing.assert_array_equal(room[:stored], a[a > lo])
+        np.testing.assert_array_equal(out[1 : whole + 1], np.where(a > lo, z, 0)[:whole])
+        np.testing.assert_array_equal(out[whole + 1 :], 7)
+        words = (a > lo)[:whole].reshape(-1, 64).any(axis=1)
+        np.testing.assert_array_equal(few[1, :found], np.flatnonzero(words))
+
+        offset, dust, factor = dtype(1e-3), dtype(0.01), dtype(1.7)
+        expected = np.empty_like(z)
+        write_few(z, absolute, lo, offset, dust, factor, few, found, out[1:-1])
+        write_soft(z, absolute, lo, offset, dust, factor, expected)
+        np.testing.assert_array_equal(out[1:-1], expected)
+        assert out[0] == out[-1] == 7
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [4096, 4100])
+def test_no_room(dtype, n):
+    z = np.random.default_rng(0).standard_normal(n).astype(dtype)
+    few, marks, out = np.empty((2, n // 64), np.uint64), passes.marks_for(n), np.empty_like(z)
+    above = np.count_nonzero(np.abs(z) > 1.0)
+    for size in range(0, above + 200, 50):
+        room = np.full(above + 300, 7, dtype)
+        _, stored = collect_few(z, True, dtype(1.0), room[:size], marks, few, out)
+        assert stored == (above if stored >= 0 else -1)
+        assert stored >= 0 or size < above + 64
+        np.testing.assert_array_equal(room[size:], 7)  # nothing beyond
+    assert stored == above
+
+
+def jobs(kind, absolute, p, z, out):
+    """The jobs that one slice takes."""
+    part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, True)
+    held, marks = np.empty(engine.room_for_heads(z.size), z.dtype), engine.marks_of(z.size)
+    told = [engine.prepare(kind, absolute, p, -1.0, z, out, part)]
+    while told[-1].action != engine.WRITE:
+        job = told[-1]
+        engine.run_pass(job, absolute, z, out, held, part, marks, few, 0, len(part))
+        told.append(
+            engine.proceed(job, kind, absolute, p, 1e-12, z, out, held, part, few, np.empty(0))
+        )
+    return told
+
+
+def crowd(n, dtype):
+    """Most of the large entries side by side, where no sample sees how many."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal(n)
+    x[n // 2 : n // 2 + 3000] *= 8.0
+    return x.astype(dtype)
+
+
+@pytest.mark.skipif(not simd.COMPRESS, reason="nothing is written early on this machine")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_which_way(dtype):
+    """The usual case is written early; where a chunk has too many, it begins anew without."""
+    for n in (100_003, 500_000):
+        x, out = np.random.default_rng(n).standard_normal(n).astype(dtype), np.empty(n, dtype)
+        for kind in (m.CAI, m.HOYER):
+            told = jobs(kind, True, ch.level_for_nnz(x, n // 1000), x, out)
+            assert told[-1].rare
+        actions = [job.action for job in told]
+        assert engine.SQUARES not in actions  # ‖y‖ has come with the other sums
+
+    x = crowd(n, dtype)
+    told = jobs(m.CAI, True, ch.level_for_nnz(x, 2000), x, out)
+    tries = [job.rare for job in told if job.action == engine.BAND and job.hi == math.inf]
+    assert tries[-2:] == [True, False]
+    assert not told[-1].rare
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [20_000, 100_003, 500_000])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_out_is_what_happens_in_place(dtype, n, workers, every_array_is_large):
+    """In place nothing can be written early: the same bits, and those of the oracle nearly."""
+    for x in (np.random.default_rng(n).standard_normal(n).astype(dtype), crowd(n, dtype)):
+        for k in (n // 5000, n // 300, n // 60, n // 30):
+            tau = np.partition(np.abs(x), n - k - 1)[n - k - 1].astype(np.float64)
+            radius = np.maximum(np.abs(x) - tau, 0.0).sum(dtype=np.float64)
+            level = ch.level_for_nnz(x, k)
+            sparseness = (math.sqrt(n) - math.sqrt(level)) / (math.sqrt(n) - 1.0)
+            for name, parameter in (
+                ("project_cai", level),
+                ("project_hoyer", sparseness),
+                ("project_l1_ball", radius),
+                ("project_simplex", 0.5 * radius),
+            ):
+                project = getattr(ch, name)
+                room = np.full(n + 2, np.nan, dtype)  # not on a cache line, and with traces
+                got = project(x, parameter, out=room[1:-1], workers=workers)
+                same = x.copy()
+                project(same, parameter, out=same)
+                np.testing.assert_array_equal(got, same, err_msg=name)
+                ref = getattr(oracle, name)(x, parameter)
+                limit = (1e-12 if dtype == np.float64 else 1e-5) * float(np.abs(ref).max())
+                assert float(np.abs(got - ref).max()) <= limit, (name, k)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_no_sum_sees(dtype, bad, workers, every_array_is_large):
+    """−inf lies below every threshold of signed entries: it is found wherever it is."""
+    n = 400_001
+    for place in (0, 1500, 5 * 16384 - 1, n - 1):
+        x = np.random.default_rng(0).standard_normal(n).astype(dtype)
+        x[place] = bad
+        for project, parameter in (
+            (ch.project_simplex, 100.0),
+            (ch.project_simplex, 1e6),
+            (ch.project_cai, 400.0),
+            (ch.project_hoyer, 0.9),
+        ):
+            options = {} if project is ch.project_simplex else {"nonneg": True}
+            with pytest.raises(ValueError, match=r"(?i)\bx\b.*(nan|inf)"):
+                project(x, parameter, workers=workers, **options)
+            y = project(x, parameter, workers=workers, check_finite=False, **options)
+            assert np.isnan(y).all(), (place, project)
