@@ -163,7 +163,7 @@ def marks_of(n):
 @kernel
 def room_for_few(n, whole):
     """Where to keep which entries are not zero; none if results are not to be written early."""
-    return np.empty((2, n // 64 if whole and simd.COMPRESS and n >= SAMPLE_FROM else 0), np.uint64)
+    return np.empty((2, n // 64 if whole and n >= SAMPLE_FROM and not simd.PLAIN else 0), np.uint64)
 
 
 @helper
@@ -407,7 +407,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
                 chunk, absolute, real(job.lo), held[place : place + HEAD], marks,
                 few[:, begin // 64 : end // 64], buffer[begin:end],
             )  # fmt: skip
-        elif job.action == BAND and job.rare:
+        elif job.rare or not simd.COMPRESS:
             nu, s, q, stored = passes.band_rare(
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
                 buffer[place:], marks,

@@ -401,28 +401,27 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     return stored
 
 
-@helper
-def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
-    """Add what is left of the slice, less than 64 entries, register by register."""
-    vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
-    firsts = seconds = simd.splat(lo - lo)
-    for i in range(0, z.size, simd.lanes(z)):
-        valid = simd.first_lanes(vlo, z.size - i)
-        a = simd.load_part(z, i, valid)
-        if absolute:
-            a = simd.magnitude(a)
-        high = simd.both(simd.above(a, vhi), valid)
-        inside = simd.differ(simd.both(simd.not_below(a, vlo), valid), high)
-        gap = simd.sub(a, vanchor)
-        firsts = simd.where(high, simd.add(firsts, gap), firsts)
-        seconds = simd.where(high, simd.multiply_add(gap, gap, seconds), seconds)
-        nu += simd.count(high)
-        simd.compress_part(a, inside, buffer, stored)
-        stored += simd.count(inside)
-    return nu, s + simd.total(firsts), q + simd.total(seconds), stored
-
-
 if simd.COMPRESS:
+
+    @helper
+    def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
+        """Add what is left of the slice, less than 64 entries, register by register."""
+        vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
+        firsts = seconds = simd.splat(lo - lo)
+        for i in range(0, z.size, simd.lanes(z)):
+            valid = simd.first_lanes(vlo, z.size - i)
+            a = simd.load_part(z, i, valid)
+            if absolute:
+                a = simd.magnitude(a)
+            high = simd.both(simd.above(a, vhi), valid)
+            inside = simd.differ(simd.both(simd.not_below(a, vlo), valid), high)
+            gap = simd.sub(a, vanchor)
+            firsts = simd.where(high, simd.add(firsts, gap), firsts)
+            seconds = simd.where(high, simd.multiply_add(gap, gap, seconds), seconds)
+            nu += simd.count(high)
+            simd.compress_part(a, inside, buffer, stored)
+            stored += simd.count(inside)
+        return nu, s + simd.total(firsts), q + simd.total(seconds), stored
 
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer):
@@ -435,6 +434,29 @@ if simd.COMPRESS:
         else:
             nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
+
+else:
+
+    @helper
+    def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
+        """Add what is left of the slice."""
+        nu1, s1, q1, more = band_plain(z, absolute, np.float64(anchor), lo, hi, buffer[stored:])
+        return nu + nu1, s + s1, q + q1, stored + more
+
+    @kernel
+    def band(z, absolute, anchor, lo, hi, buffer):
+        """`band_plain`: this machine has no vector compression."""
+        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
+
+
+if simd.PLAIN:
+
+    @kernel
+    def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
+        """`band_plain`, as the environment wants it."""
+        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
+
+else:
 
     @kernel
     def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
@@ -449,18 +471,6 @@ if simd.COMPRESS:
         else:
             nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
-
-else:
-
-    @kernel
-    def band(z, absolute, anchor, lo, hi, buffer):
-        """`band_plain`: this machine has no vector compression."""
-        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
-
-    @kernel
-    def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
-        """`band_plain`: this machine has no vector compression."""
-        return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
 
 
 @kernel

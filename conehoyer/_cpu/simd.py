@@ -4,8 +4,8 @@
 exist for what the loop vectoriser does not do: sums whose order of additions is fixed,
 whatever is inlined where, and compressing the selected lanes of a register into memory.
 LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether
-this machine can compress; where it is False (or the environment says
-``CONEHOYER_SIMD=0``), callers use plain loops.
+this machine can compress; where it is False, callers mark the lanes and pick them one by one,
+and where ``PLAIN`` is true (the environment says ``CONEHOYER_SIMD=0``), they use plain loops.
 """
 
 import os
@@ -20,8 +20,11 @@ WIDE = 16
 LINE = 64  # bytes of a cache line
 
 
+PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
+
+
 def _has_compress() -> bool:
-    if os.environ.get("CONEHOYER_SIMD") == "0" or getattr(config, "CPU_NAME", None):
+    if PLAIN or getattr(config, "CPU_NAME", None):
         return False
     return llvm.llvm_version_info >= (20,) and bool(llvm.get_host_cpu_features().get("avx512f"))
 
