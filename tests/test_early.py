@@ -86,15 +86,15 @@ def test_which_way(dtype):
         x, out = np.random.default_rng(n).standard_normal(n).astype(dtype), np.empty(n, dtype)
         for kind in (m.CAI, m.HOYER):
             told = jobs(kind, True, ch.level_for_nnz(x, n // 1000), x, out)
-            assert told[-1].rare
+            assert told[-1].early
         actions = [job.action for job in told]
         assert engine.SQUARES not in actions  # ‖y‖ has come with the other sums
 
     x = crowd(n, dtype)
     told = jobs(m.CAI, True, ch.level_for_nnz(x, 2000), x, out)
-    tries = [job.rare for job in told if job.action == engine.BAND and job.hi == math.inf]
+    tries = [job.early for job in told if job.action == engine.BAND and job.hi == math.inf]
     assert tries[-2:] == [True, False]
-    assert not told[-1].rare
+    assert not told[-1].early
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

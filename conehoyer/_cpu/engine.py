@@ -72,7 +72,8 @@ class Job(NamedTuple):
     state: m.State
     lo: float  # BAND: the edges
     hi: float
-    rare: bool  # BAND: few entries lie inside; WRITE: the others are zero already
+    rare: bool  # BAND: few entries lie inside
+    early: bool  # BAND: all others will be zero, most likely; WRITE: they are already
     l2: float  # HOYER: the norm wanted; negative: that of the input
     samples: int  # how many samples have been taken
     section: int  # BAND: ALL, or the HEADS of the chunks first and then their TAILS
@@ -83,19 +84,19 @@ class Job(NamedTuple):
 @helper
 def _sums_job(st, l2, samples):
     """A pass that takes the sums at the state's τ."""
-    return Job(SUMS, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
+    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, ALL, NOTHING, 0)
 
 
 @helper
-def _band_job(st, lo, hi, rare, l2, samples, section):
+def _band_job(st, lo, hi, rare, early, l2, samples, section):
     """A pass that sums what lies above (lo, hi] and stores what lies inside."""
-    return Job(BAND, st, lo, hi, rare, l2, samples, section, NOTHING, 0)
+    return Job(BAND, st, lo, hi, rare, early, l2, samples, section, NOTHING, 0)
 
 
 @helper
 def _own_job(st, l2, samples):
     """The same in the data's own precision."""
-    return Job(OWN, st, 0.0, 0.0, False, l2, samples, ALL, NOTHING, 0)
+    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, ALL, NOTHING, 0)
 
 
 @helper
@@ -112,22 +113,22 @@ def _sums_near(st, z, l2, samples):
     if z.itemsize == 8:
         return _sums_job(st, l2, samples)
     tau = np.float64(z.dtype.type(st.anchor + st.offset))
-    return _band_job(_move(st, tau, 0.0, False), tau, tau, True, l2, samples, ALL)
+    return _band_job(_move(st, tau, 0.0, False), tau, tau, True, False, l2, samples, ALL)
 
 
 @helper
 def _write_job(st, l2):
     """The verdict is known."""
-    return Job(WRITE, st, 0.0, 0.0, False, l2, 0, ALL, NOTHING, 0)
+    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, ALL, NOTHING, 0)
 
 
 @helper
-def _last_job(kind, st, l2, rare):
+def _last_job(kind, st, l2, early):
     """Write, or first take ‖y‖, where the result is to have that norm and no pass has seen it."""
     action = WRITE
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
         action = SQUARES
-    return Job(action, st, 0.0, 0.0, rare, l2, 0, ALL, NOTHING, 0)
+    return Job(action, st, 0.0, 0.0, False, early, l2, 0, ALL, NOTHING, 0)
 
 
 @helper
@@ -164,14 +165,6 @@ def marks_of(n):
 def room_for_few(n, whole):
     """Where to keep which entries are not zero; none if results are not to be written early."""
     return np.empty((2, n // 64 if whole and n >= SAMPLE_FROM and not simd.PLAIN else 0), np.uint64)
-
-
-@helper
-def _writes_zeros(job, few):
-    """Whether the pass writes zeros where τ cannot be, and leaves the rest to the end."""
-    if job.action != BAND or job.section != ALL:
-        return False
-    return job.rare and job.hi == math.inf and few.size > 0
 
 
 @helper
@@ -310,6 +303,16 @@ def _count_between(z, lo, hi):
 
 
 @helper
+def _spread(sample, lo):
+    """Whether the entries above lo lie all over the sample, not most of them in a part of it."""
+    part, most, total = sample.size // 8, 0.0, 0.0
+    for i in range(8):
+        count, _, _ = passes.sums(sample[i * part : (i + 1) * part], False, lo, 0.0)
+        most, total = max(most, count), total + count
+    return most < 0.4 * total
+
+
+@helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
     return inside < 0.03 and z.size >= SAMPLE_FROM
@@ -355,10 +358,13 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
                 samples = MOST_SAMPLES
             return _sums_near(_move(st, tau, 0.0, False), z, job.l2, samples)
         return plain
-    section = ALL
+    rare, section, early = _rare(z, inside), ALL, False
     if known.theta == math.inf and z.size >= HEADS_FROM:
         section = HEADS
-    return _band_job(start, lo, hi, _rare(z, inside), job.l2, samples, section)
+    elif few and rare:
+        error = _standard_error(kind, p, sample, weight, known.theta, guess)
+        early = WIDTH * error < tau - lo and _spread(sample, lo)
+    return _band_job(start, lo, hi, rare, early, job.l2, samples, section)
 
 
 @helper
@@ -384,7 +390,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
-    zeros = _writes_zeros(job, few)
+    early = job.action == BAND and job.early and few.size > 0
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.section == HEADS:
@@ -401,12 +407,15 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         elif job.action == OWN:
             nu, s, q = passes.own_sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
-        elif zeros:
+        elif early:
             nu, s, q, place = 0.0, 0.0, 0.0, c * HEAD
             part[c, FOUND], stored = passes.collect_few(
                 chunk, absolute, real(job.lo), held[place : place + HEAD], marks,
                 few[:, begin // 64 : end // 64], buffer[begin:end],
             )  # fmt: skip
+            if stored < 0:  # they crowd: begin anew at once
+                part[c, STORED] = stored
+                return
         elif job.rare or not simd.COMPRESS:
             nu, s, q, stored = passes.band_rare(
                 chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
@@ -489,7 +498,7 @@ def _after_heads(job, kind, p, z, buffer, part, held):
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
-    error, spread = math.inf, False
+    error, spread, early = math.inf, False, False
     if guess.status == m.SOFT:
         error, spread = _heads_error(kind, p, guess, candidates, part, z.size, seen)
         error *= WIDTH
@@ -498,7 +507,7 @@ def _after_heads(job, kind, p, z, buffer, part, held):
         below, top = np.float64(real(tau - error)), np.float64(real(tau + error))
         share = (nu + _count_between(candidates, below, math.inf)) / seen
         if free and lo < below < top and _rare(z, share):  # so few that they need no upper edge
-            lo, rare = below, True
+            lo, rare, early = below, True, True
             st = _move(st, np.float64(real(tau)), 0.0, False)
         elif lo < below < top < hi:
             if free:
@@ -509,13 +518,13 @@ def _after_heads(job, kind, p, z, buffer, part, held):
     elif spread and free:
         edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
         if edge > lo:
-            lo, rare = edge, True
+            lo, rare, early = edge, True, True
             st = _move(st, edge, 0.0, False)
-    if hi == math.inf and rare:  # the heads once more, with what may be zero in them
-        return _band_job(st, lo, hi, rare, job.l2, job.samples, ALL)
+    if early:  # the heads once more, with what will be zero in them
+        return _band_job(st, lo, hi, rare, early, job.l2, job.samples, ALL)
     nu1, s1, q1, kept = passes.band(candidates, False, real(anchor), real(lo), real(hi), held)
     above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
-    return Job(BAND, st, lo, hi, rare, job.l2, job.samples, TAILS, above, kept)
+    return Job(BAND, st, lo, hi, rare, early, job.l2, job.samples, TAILS, above, kept)
 
 
 @helper
@@ -683,6 +692,9 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     st = job.state
     if job.section == HEADS:
         return _after_heads(job, kind, p, z, buffer, part, held)
+    early = job.action == BAND and job.early and few.size > 0
+    if early and part[:, STORED].min() < 0.0:  # no room in some chunk
+        return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, ALL)
     if part[:, FINITE].min() == 0.0:
         return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if job.action == SQUARES or (job.action == BAND and l2 < 0.0):
@@ -694,10 +706,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         l2 = math.sqrt(q) if q < 1e200 else passes.norm(z)
     if job.action == SQUARES:
         return _write_job(st, l2)
-    zeros = _writes_zeros(job, few)
-    if zeros:
-        if part[:, STORED].min() < 0.0:  # they crowd in some chunk
-            return _band_job(st, job.lo, job.hi, False, l2, job.samples, ALL)
+    if early:
         buffer = held
     nu, s, q, stored = _collect(job, buffer, part)
     for i in range(job.held):
@@ -737,7 +746,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
                 # Kept: what lies above a point well left of the guess.
                 lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
                 st = _move(st, guess, 0.0, False)
-                return _band_job(st, lo, math.inf, False, l2, job.samples, ALL)
+                return _band_job(st, lo, math.inf, False, False, l2, job.samples, ALL)
     if st.status != m.GO:
         rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
         if st.status == m.SOFT and rough:
@@ -746,8 +755,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
             return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
         if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
             st = _near_top(st, absolute, p, z)
-        rare = zeros and st.status == m.SOFT and st.anchor + st.offset >= job.lo
-        return _last_job(kind, st, l2, rare)
+        early = early and st.status == m.SOFT and st.anchor + st.offset >= job.lo
+        return _last_job(kind, st, l2, early)
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
@@ -766,12 +775,12 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
         rare = _rare(z, known.nu / z.size)
-        return _band_job(st, lo, math.inf, rare, l2, job.samples, ALL)
+        return _band_job(st, lo, math.inf, rare, rare, l2, job.samples, ALL)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
-        return _band_job(st, st.anchor, st.anchor, True, l2, job.samples, ALL)
+        return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, ALL)
     return _plain_job(st, l2, job.samples)
 
 
@@ -799,7 +808,7 @@ def _write(job, kind, absolute, p, z, out, part, few, first, last):
         anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
         offset = (st.anchor - np.float64(anchor)) + st.offset
         offset, dust, factor = real(offset), real(m.dust(st)), real(m.scale(kind, st, job.l2))
-        if not job.rare:
+        if not job.early:
             passes.write_soft(piece, absolute, anchor, offset, dust, factor, target)
             return
         for c in range(first, last):
