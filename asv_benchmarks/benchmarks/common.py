@@ -29,8 +29,9 @@ BLOCK = 4096
 def floor(y, out):
     """Read each row once, for its sum and sum of squares, then read it again and write `out`.
 
-    No projection can do with less. Constants and sums have the data's dtype, but for the
-    sums over blocks; loops go over slices: both so that they vectorise.
+    A projection can do with less only where it knows, when it first reads an entry, what becomes
+    of it. Constants and sums have the data's dtype, but for the sums over blocks; loops go over
+    slices: both so that they vectorise.
     """
     zero = y.dtype.type(0)
     half = y.dtype.type(0.5)
