@@ -99,11 +99,10 @@ def test_which_way(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [20_000, 100_003, 500_000])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_out_is_what_happens_in_place(dtype, n, workers, every_array_is_large):
+def test_out_is_what_happens_in_place(dtype, n, every_array_is_large):
     """In place nothing can be written early: the same bits, and those of the oracle nearly."""
     for x in (np.random.default_rng(n).standard_normal(n).astype(dtype), crowd(n, dtype)):
-        for k in (n // 5000, n // 300, n // 60, n // 30):
+        for k in (n // 3000, n // 60, n // 30):
             tau = np.partition(np.abs(x), n - k - 1)[n - k - 1].astype(np.float64)
             radius = np.maximum(np.abs(x) - tau, 0.0).sum(dtype=np.float64)
             level = ch.level_for_nnz(x, k)
@@ -115,11 +114,12 @@ def test_out_is_what_happens_in_place(dtype, n, workers, every_array_is_large):
                 ("project_simplex", 0.5 * radius),
             ):
                 project = getattr(ch, name)
-                room = np.full(n + 2, np.nan, dtype)  # not on a cache line, and with traces
-                got = project(x, parameter, out=room[1:-1], workers=workers)
                 same = x.copy()
                 project(same, parameter, out=same)
-                np.testing.assert_array_equal(got, same, err_msg=name)
+                for workers in (1, 3):
+                    room = np.full(n + 2, np.nan, dtype)  # not on a cache line, and with traces
+                    got = project(x, parameter, out=room[1:-1], workers=workers)
+                    np.testing.assert_array_equal(got, same, err_msg=name)
                 ref = getattr(oracle, name)(x, parameter)
                 limit = (1e-12 if dtype == np.float64 else 1e-5) * float(np.abs(ref).max())
                 assert float(np.abs(got - ref).max()) <= limit, (name, k)
