@@ -521,10 +521,10 @@ def _after_heads(job, kind, p, z, buffer, part, held):
             lo, rare, early = edge, True, True
             st = _move(st, edge, 0.0, False)
     if early:  # the heads once more, with what will be zero in them
-        return _band_job(st, lo, hi, rare, early, job.l2, job.samples, ALL)
+        return _band_job(st, lo, hi, rare, True, job.l2, job.samples, ALL)
     nu1, s1, q1, kept = passes.band(candidates, False, real(anchor), real(lo), real(hi), held)
     above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
-    return Job(BAND, st, lo, hi, rare, early, job.l2, job.samples, TAILS, above, kept)
+    return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, TAILS, above, kept)
 
 
 @helper

@@ -332,21 +332,39 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
+def _side_by_side(marks, words, places):
+    """Put the words that have a bit set into `words`, which may be `marks`; returns how many."""
+    none, found = np.uint64(0), 0
+    for b in range(marks.size):
+        word = marks[b]
+        words[found], places[found] = word, np.uint64(b)
+        found += word != none
+    return found
+
+
+@helper(forceinline=True)
+def _mark_above(z, absolute, lo, marks):
+    """A bit for each entry, set where it lies above lo; whole words only."""
+    vlo, width = simd.splat(lo), simd.lanes(z)
+    for i in range(0, z.size, width):
+        a = simd.load(z, i)
+        if absolute:
+            a = simd.magnitude(a)
+        simd.store_mask(simd.not_below(a, vlo), marks, i // width)
+
+
+@helper
 def _pick(z, high, inside, places, buffer):
     """Store the entries whose bits differ between `high` and `inside`.
 
     Returns how many bits `high` has, and how many entries were stored.
     """
     none, one, last = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
-    nu, found, stored = 0, 0, 0
-    words = z.size // 64
-    for b in range(words):
+    nu, stored = 0, 0
+    for b in range(z.size // 64):
         nu += simd.ones(high[b])
-    for b in range(words):  # the words with a bit set, side by side
-        word = high[b] ^ inside[b]
-        inside[found], places[found] = word, np.uint64(b)
-        found += word != none
-    for j in range(found):
+        inside[b] ^= high[b]
+    for j in range(_side_by_side(inside[: z.size // 64], inside, places)):
         word = inside[j]
         begin = 64 * np.int64(places[j])
         part = z[begin : begin + 64]
@@ -384,14 +402,8 @@ def _collect_blocks(z, absolute, lo, buffer):
 @helper
 def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     """`_collect_blocks` where few entries lie above lo."""
-    vlo = simd.splat(lo)
-    width = simd.lanes(z)
     high, inside = marks[0], marks[1]
-    for i in range(z.size // width):
-        a = simd.load(z, i * width)
-        if absolute:
-            a = simd.magnitude(a)
-        simd.store_mask(simd.not_below(a, vlo), inside, i)
+    _mark_above(z, absolute, lo, inside)
     for i in range(z.size // 64):
         high[i] = 0
     _, stored = _pick(z, high, inside, marks[2], buffer)
@@ -488,21 +500,13 @@ def collect_few(z, absolute, lo, buffer, marks, few, out):
     stored, or −1 where the buffer is too short.
     """
     none, one = np.uint64(0), np.uint64(1)
-    vlo, width = simd.splat(lo), simd.lanes(z)
     whole = z.size // 64 * 64
     for begin in range(0, whole, NEAR):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
-        for i in range(begin, end, width):
-            a = simd.load(z, i)
-            if absolute:
-                a = simd.magnitude(a)
-            simd.store_mask(simd.not_below(a, vlo), marks[0], i // width)
-    words, places, found, stored = few[0], few[1], 0, 0
-    for b in range(whole // 64):  # the words with a bit set, side by side
-        word = marks[0, b]
-        words[found], places[found] = word, np.uint64(b)
-        found += word != none
+        _mark_above(z[begin:end], absolute, lo, marks[0, begin // 64 :])
+    words, places, stored = few[0], few[1], 0
+    found = _side_by_side(marks[0, : whole // 64], words, places)
     for j in range(found):
         if stored + 64 > buffer.size:
             return found, -1
