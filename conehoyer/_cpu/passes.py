@@ -332,11 +332,14 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
-def _side_by_side(marks, words, places):
-    """Put the words that have a bit set into `words`, which may be `marks`; returns how many."""
+def _side_by_side(high, inside, words, places):
+    """Put what differs between `high` and `inside` into `words`, which may be `inside`, and where.
+
+    Returns how many words have a bit set.
+    """
     none, found = np.uint64(0), 0
-    for b in range(marks.size):
-        word = marks[b]
+    for b in range(high.size):
+        word = high[b] ^ inside[b]
         words[found], places[found] = word, np.uint64(b)
         found += word != none
     return found
@@ -361,10 +364,10 @@ def _pick(z, high, inside, places, buffer):
     """
     none, one, last = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
     nu, stored = 0, 0
-    for b in range(z.size // 64):
+    words = z.size // 64
+    for b in range(words):
         nu += simd.ones(high[b])
-        inside[b] ^= high[b]
-    for j in range(_side_by_side(inside[: z.size // 64], inside, places)):
+    for j in range(_side_by_side(high[:words], inside, inside, places)):
         word = inside[j]
         begin = 64 * np.int64(places[j])
         part = z[begin : begin + 64]
@@ -504,9 +507,10 @@ def collect_few(z, absolute, lo, buffer, marks, few, out):
     for begin in range(0, whole, NEAR):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
-        _mark_above(z[begin:end], absolute, lo, marks[0, begin // 64 :])
+        _mark_above(z[begin:end], absolute, lo, marks[1, begin // 64 :])
     words, places, stored = few[0], few[1], 0
-    found = _side_by_side(marks[0, : whole // 64], words, places)
+    marks[0, : whole // 64] = 0
+    found = _side_by_side(marks[0, : whole // 64], marks[1], words, places)
     for j in range(found):
         if stored + 64 > buffer.size:
             return found, -1
