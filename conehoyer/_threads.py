@@ -18,6 +18,7 @@ _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
 _lock = threading.Lock()
 _jobs: SimpleQueue | None = None
+_posted = np.zeros(1, np.int64)  # how many times parts were handed out
 
 
 def _available() -> int:
@@ -100,9 +101,12 @@ def get_workers() -> int:
 
 def _get_jobs() -> SimpleQueue:
     """The queue of jobs; the first call starts the threads that wait at it."""
+    from ._cpu import waiting  # imports Numba, which those who only ask for the number don't need
+
     global _jobs
     with _lock:
         if _jobs is None:
+            waiting.looks(waiting.AWAKE)  # compiles here, not in a thread of ours
             jobs: SimpleQueue = SimpleQueue()
             for number in range(max(_available() - 1, 1)):
                 name = f"conehoyer_{number}"
@@ -112,6 +116,10 @@ def _get_jobs() -> SimpleQueue:
 
 
 def _serve(jobs: SimpleQueue) -> None:
+    """Take parts for ever, and stay awake for a moment after each: a call may hand out several."""
+    from ._cpu import waiting
+
+    awake, lead = waiting.looks(waiting.AWAKE), waiting.looks(waiting.LEAD)
     while True:
         task, edges, part, done, ended = jobs.get()
         error = None
@@ -120,8 +128,9 @@ def _serve(jobs: SimpleQueue) -> None:
         except BaseException as caught:
             error = caught
         done.put(error)
-        ended[part - 1] = 1
-        del task, done, ended, error  # nothing is kept alive while the thread waits
+        del task, done, error  # nothing is kept alive while the thread waits
+        seen, idle = _posted[0], jobs.empty()
+        waiting.rest(ended, part - 1, _posted, seen, awake if idle else 0, lead)
 
 
 def _forget_threads() -> None:
@@ -140,7 +149,7 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
     if workers <= 1:
         task(0, count)
         return
-    from ._cpu import waiting  # imports Numba, which those who only ask for the number don't need
+    from ._cpu import waiting
 
     edges = [count * w // workers for w in range(workers + 1)]
     jobs = _get_jobs()
@@ -148,10 +157,11 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
     ended = np.zeros(workers - 1, np.int64)
     for part in range(1, workers):
         jobs.put((task, edges, part, done, ended))
+    _posted[0] += 1
     try:
         task(edges[0], edges[1])
     finally:
-        waiting.for_all(ended)
+        waiting.for_all(ended, waiting.looks(waiting.AWAKE))
         errors = [done.get() for _ in range(workers - 1)]
     for error in errors:
         if error is not None:

@@ -11,11 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import conehoyer
+from conehoyer._cpu import waiting
 from conehoyer._threads import run_split
 
 PACKAGE = Path(conehoyer.__file__).parent
@@ -185,9 +188,40 @@ def test_parts_of_a_call():
             assert sorted(seen) == list(range(9))
 
 
-def test_waiting_for_a_thread_that_does_not_come_ends():
-    code = "import numpy as np; from conehoyer._cpu import waiting; "
-    run(code + "waiting.for_all(np.array([1, 0, 1]))")
+def test_parts_handed_out_to_threads_awake_or_asleep():
+    """Some calls come while the threads wait awake, some as they fall asleep, some after that."""
+    rng, total = np.random.default_rng(0), []
+    for _ in range(600):
+        run_split(lambda first, last: total.extend(range(first, last)), 3, 3)
+        time.sleep(rng.uniform(0.0, 2.0 * waiting.AWAKE))
+    assert sorted(total) == sorted(600 * [0, 1, 2])
+
+
+def test_threads_without_work_sleep():
+    run_split(lambda first, last: None, 2, 2)
+    time.sleep(0.1)
+    used = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.1
+
+
+WAITING = """
+import numpy as np
+from conehoyer._cpu import waiting
+
+waiting.for_all(np.array([1, 0, 1]), 1000)  # the second thread does not come
+marks, posted = np.zeros(2, np.int64), np.array([7])
+waiting.rest(marks, 1, posted, 7, 1000, 10)  # nothing is posted
+assert marks.tolist() == [0, 1]
+waiting.rest(marks, 0, posted, 6, 1 << 60, 10)  # something was: 1 << 60 looks take 400 years
+assert marks.tolist() == [1, 1]
+waiting.for_all(marks, 1 << 60)
+print("ok")
+"""
+
+
+def test_waiting_ends():
+    assert run(WAITING) == "ok"
 
 
 def test_only_kernels_call_helpers():
