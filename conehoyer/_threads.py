@@ -106,7 +106,7 @@ def _get_jobs() -> SimpleQueue:
     global _jobs
     with _lock:
         if _jobs is None:
-            waiting.looks(waiting.AWAKE)  # compiles here, not in a thread of ours
+            waiting.rest(np.zeros(1, np.int64), 0, _posted, -1)  # compiles, not in a thread of ours
             jobs: SimpleQueue = SimpleQueue()
             for number in range(max(_available() - 1, 1)):
                 name = f"conehoyer_{number}"
@@ -119,7 +119,6 @@ def _serve(jobs: SimpleQueue) -> None:
     """Take parts for ever, and stay awake for a moment after each: a call may hand out several."""
     from ._cpu import waiting
 
-    awake, lead = waiting.looks(waiting.AWAKE), waiting.looks(waiting.LEAD)
     while True:
         task, edges, part, done, ended = jobs.get()
         error = None
@@ -129,8 +128,8 @@ def _serve(jobs: SimpleQueue) -> None:
             error = caught
         done.put(error)
         del task, done, error  # nothing is kept alive while the thread waits
-        seen, idle = _posted[0], jobs.empty()
-        waiting.rest(ended, part - 1, _posted, seen, awake if idle else 0, lead)
+        seen = _posted[0]
+        waiting.rest(ended, part - 1, _posted, seen if jobs.empty() else -1)
 
 
 def _forget_threads() -> None:
@@ -161,7 +160,7 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
     try:
         task(edges[0], edges[1])
     finally:
-        waiting.for_all(ended, waiting.looks(waiting.AWAKE))
+        waiting.for_all(ended)
         errors = [done.get() for _ in range(workers - 1)]
     for error in errors:
         if error is not None:

@@ -2,14 +2,12 @@
 
 A thread that sleeps takes a while to wake up, on a virtual machine some 40 µs and at times on the
 processor that the other thread has, and a call of several passes would wait that long for each.
+Who waits awake yields the processor to other threads, and goes to sleep if they keep it for long.
 """
 
-import os
 import platform
-from functools import cache
-from time import perf_counter
+import time
 
-import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -18,10 +16,16 @@ from .._jit import helper, kernel
 
 # x86 has an instruction for such loops, which leaves the core to its other thread for a while.
 PAUSE = "llvm.x86.sse2.pause" if platform.machine().lower() in ("x86_64", "amd64") else ""
-YIELD = "sched_yield" if os.name == "posix" else ""
-OFTEN = 128  # looks after each of which the processor goes to another thread that wants it
-AWAKE = 2e-4  # seconds that a thread waits before it goes to sleep
-LEAD = 1.2e-5  # seconds after which who hands out parts is in a kernel, and the lock is free
+CLOCK = getattr(time, "CLOCK_MONOTONIC", None)  # without it, as on Windows, threads sleep at once
+AWAKE = 0 if CLOCK is None else 1_000_000  # ns that a thread waits before it goes to sleep
+LEAD = min(AWAKE, 12_000)  # ns after which who hands out parts is in a kernel: the lock is free
+LONG = AWAKE // 2  # ns after which it is better to sleep, if another thread had the processor
+LOOKS = 32  # between two looks at the clock
+
+
+def _call(builder, name, result, *args):
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
 @intrinsic
@@ -30,25 +34,11 @@ def _now(typingctx, array, index):
 
     def codegen(context, builder, signature, args):
         if PAUSE:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, PAUSE), [])
+            _call(builder, PAUSE, ir.VoidType())
         data = context.make_array(array)(context, builder, args[0]).data
         return builder.load_atomic(builder.gep(data, [args[1]]), "monotonic", 8)
 
     return types.int64(array, types.intp), codegen
-
-
-@intrinsic
-def _yield(typingctx):
-    """Let another thread have the processor, if one waits for it."""
-
-    def codegen(context, builder, signature, args):
-        if YIELD:
-            kind = ir.FunctionType(ir.IntType(32), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, YIELD), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
 
 
 @intrinsic
@@ -64,48 +54,56 @@ def _mark(typingctx, array, index):
     return types.void(array, types.intp), codegen
 
 
+@intrinsic
+def _clock(typingctx):
+    """The time in ns, after another thread had the processor if one waited for it."""
+
+    def codegen(context, builder, signature, args):
+        i32, i64 = ir.IntType(32), ir.IntType(64)
+        if CLOCK is None:
+            return i64(0)
+        _call(builder, "sched_yield", i32)
+        parts = cgutils.alloca_once(builder, ir.ArrayType(i64, 2))
+        _call(builder, "clock_gettime", i32, i32(CLOCK), parts)
+        seconds, rest = (builder.extract_value(builder.load(parts), i) for i in range(2))
+        return builder.add(builder.mul(seconds, i64(1_000_000_000)), rest)
+
+    return types.int64(), codegen
+
+
 @helper
-def _look(array, place, i):
-    """``array[place]``, for the i-th time."""
-    if i % OFTEN == OFTEN - 1:
-        _yield()
-    return _now(array, place)
+def _other(array, place, value, wait):
+    """Wait until ``array[place]`` is not `value`, for so many ns at most; returns whether it is.
 
-
-@kernel
-def for_all(marks, looks):
-    """Wait until no mark is 0, but for so many looks at most."""
-    j = 0
-    for i in range(looks):
-        if _look(marks, j, i) != 0:
-            j += 1
-            if j == marks.size:
-                break
-
-
-@kernel
-def rest(marks, place, posted, seen, looks, more):
-    """Set a mark, and wait for another number than `seen` to be posted, but for so many looks.
-
-    Then look so many times more.  The mark is set here, without the interpreter's lock, so that
-    who waits for it has the lock at once.
+    It gives up where another thread has kept the processor for long.
     """
-    _mark(marks, place)
-    for i in range(looks):
-        if _look(posted, 0, i) != seen:
-            for k in range(more):
-                _look(posted, 0, k)
+    start = last = _clock()
+    while _now(array, place) == value:
+        for _ in range(LOOKS):
+            if _now(array, place) != value:
+                return True
+        now = _clock()
+        if now - start >= wait or now - last > LONG:
+            return False
+        last = now
+    return True
+
+
+@kernel
+def for_all(marks):
+    """Wait until no mark is 0, or for a moment."""
+    for place in range(marks.size):
+        if not _other(marks, place, 0, AWAKE):
             break
 
 
-@cache
-def looks(seconds) -> int:
-    """How many looks take so long here."""
-    never, most, count = np.zeros(1, np.int64), 0.0, 2000
-    for_all(never, 1)  # compiles
-    rest(never.copy(), 0, never, 0, 1, 0)
-    for _ in range(5):  # the fastest: a thread may lose its processor in between
-        start = perf_counter()
-        for_all(never, count)
-        most = max(most, count / (perf_counter() - start))
-    return round(most * seconds)
+@kernel
+def rest(marks, place, posted, seen):
+    """Set a mark, and wait until another number than `seen` is posted, or for a moment.
+
+    The mark is set here, without the interpreter's lock, so that who waits for it has the lock at
+    once; and who has posted is left the time to be in a kernel, where it needs the lock no more.
+    """
+    _mark(marks, place)
+    if seen >= 0 and _other(posted, 0, seen, AWAKE):
+        _other(posted, 0, _now(posted, 0), LEAD)
