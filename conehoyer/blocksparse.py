@@ -202,11 +202,13 @@ class BlockPattern:
         Tiles of `wide` of the n columns, where they can be dealt out evenly: each worker packs its
         own.  Else rows of blocks, with about the same number of blocks.
         """
+        columns = (0, n) if wide else ()
+        if workers == 1:
+            return [(0, self.grid[0], *columns)]
         strips = -(-n // max(wide, 1))
         if wide and (strips % workers == 0 or strips >= 4 * workers):
             edges = [min(strips * w // workers * wide, n) for w in range(workers + 1)]
             return [(0, self.grid[0], *share) for share in pairwise(edges)]
-        columns = (0, n) if wide else ()
         return [(*share, *columns) for share in pairwise(self._row_edges(workers))]
 
     def _row_edges(self, workers) -> np.ndarray:
@@ -668,7 +670,9 @@ class BlockSparse:
         (height, length), upright = self.shape, x.ndim > 1
         if x.ndim == 0 or x.shape[-2 if upright else 0] != length:
             raise ValueError(f"x must have shape ({length},) or (..., {length}, K), got {x.shape}")
-        dtype = np.result_type(self.dtype, _work_dtype(x.dtype, "x"))
+        dtype = self.dtype
+        if x.dtype is not dtype:
+            dtype = np.result_type(dtype, _work_dtype(x.dtype, "x"))
         if dtype != self.dtype:
             return self.astype(dtype).matmul(x, bias=bias, out=out, workers=workers)
         shape = (*x.shape[:-2], height, x.shape[-1]) if upright else (height,)
@@ -716,7 +720,7 @@ class BlockSparse:
             rows, vecs = kernels.turned_tiling(layout.height, lanes, n)
             wide = rows
             given = *given, np.ascontiguousarray(x.T), out.T
-            given = (0,) * rows, (0,) * vecs, (0,) * lanes, *given
+            given = (0,) * rows, (0,) * vecs, (0,) * min(rows, lanes), *given
             kernel = kernels.multiply_columns
         else:
             goal = _empty(shape, self.dtype) if by_columns else out

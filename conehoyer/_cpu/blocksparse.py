@@ -263,14 +263,13 @@ def multiply_gathered(rows, vecs, square, values, layout, tops, edges, bias, x, 
 def _pack_columns(count, square, x, column, room, place):
     """Copy so many rows of x, one column behind the other, zeros for rows that there are not.
 
-    Squares are turned in registers; where they are wider than the columns, the next column is
-    written over what is too much.
+    They are turned in registers, as many at once as `square` has entries.
     """
-    flat, (n, length), side = x.reshape(x.size), x.shape, len(square)
-    along, beside = evenly(square, 0, length), evenly(square, 0, count)
-    whole = length // side * side if column + max(side, count) <= n else 0
-    for k in range(0, whole, side):
-        for i in range(0, count, side):
+    flat, (n, length), width = x.reshape(x.size), x.shape, lanes(x)
+    along, beside = evenly(square, 0, length), evenly(square, 0, max(count, width))
+    whole = length // width * width if column + count <= n else 0
+    for k in range(0, whole, width):
+        for i in range(0, count, len(square)):
             tile = load_tile((0,), flat, along, (column + i) * length + k)
             store_tile(turn_tile(tile), (0,), room, beside, place + k * count + i)
     for k in range(whole, length):
@@ -283,7 +282,7 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
     """The same for xᵀ and outᵀ with contiguous rows: the registers lie along the blocks' columns.
 
     x is (columns of the dense matrix, length), out (columns, rows of the result); `square` has
-    as many entries as a register.
+    as many entries as `rows`, a power of two.
     """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
@@ -297,9 +296,7 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
     # As many columns of the dense matrix, and then rows of blocks, as the second-level cache holds.
     strip = length * count
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * count
-    room = _aligned(
-        0 if count == 1 else strip * (min(most, high - low + count - 1) // count) + lanes(x), x
-    )  # fmt: skip
+    room = _aligned(0 if count == 1 else strip * (min(most, high - low + count - 1) // count), x)
     source = x.reshape(x.size) if count == 1 else room
     blocks = max(_NEAR // (width * tall * x.itemsize), 1)
     for left in range(low, high, most):

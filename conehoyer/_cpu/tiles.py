@@ -173,16 +173,26 @@ def store_tile(typingctx, tile, vecs, array, places, place):
 
 @intrinsic
 def turn_tile(typingctx, tile):
-    """Transpose a tile of as many rows of one register as a register has entries."""
+    """Transpose a tile of rows of one register: its entries column by column, in as many registers.
+
+    The number of rows is a power of two, at most the entries of a register.
+    """
+    rows, size = len(tile), tile.dtype.lanes
+    rest = size // rows
 
     def codegen(context, builder, signature, args):
-        entries = cgutils.unpack_tuple(builder, args[0])
-        size, step = len(entries), 1
-        while step < size:  # swap what lies off the diagonal in squares of two steps
-            upper = [j if not j & step else size + j - step for j in range(size)]
-            lower = [j + step if not j & step else size + j for j in range(size)]
+        entries, step = cgutils.unpack_tuple(builder, args[0]), 1
+        while step < rows:  # swap bits of row and column, from the lowest of those that change
+            far = step * rest
+            upper = [j if not j & far else size + j - far for j in range(size)]
+            lower = [j + far if not j & far else size + j for j in range(size)]
+            if 2 * step == rows:  # all are swapped: the row comes first
+                upper, lower = (
+                    [mask[j % rows * rest + j // rows] for j in range(size)]
+                    for mask in (upper, lower)
+                )
             masks = [ir.Constant(ir.VectorType(_PLACE, size), mask) for mask in (upper, lower)]
-            for i in range(size):
+            for i in range(rows):
                 if not i & step:
                     pair = entries[i], entries[i + step]
                     entries[i], entries[i + step] = (
