@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import conehoyer.torch as chtorch  # noqa: E402
 from conehoyer import blocksparse, optim, project_bilevel  # noqa: E402
 
@@ -451,6 +453,10 @@ def test_linear(block, dtype):
         x = torch.randn(shape, dtype=dtype)
         close(layer(x), dense(x).detach())
         close(layer(x.flip(0)), dense(x.flip(0)).detach())
+        recorded = layer(x).detach()
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                assert torch.equal(layer(x), recorded)
     for x in (torch.randn(3, 24).bfloat16(), torch.randn(3, 24).half()):
         assert layer(x).shape == (3, 32)
     with pytest.raises(ValueError, match="24"):
@@ -469,6 +475,17 @@ def test_gradients_pass_through_a_layer():
     dense(twin).square().sum().backward()
     close(x.grad, twin.grad)
     close(layer.bias.grad, dense.bias.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
+def test_tangents_are_not_lost(context):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    x = torch.ones(3, 4)
+    with context(), forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="jvp"):
+            layer(forward_ad.make_dual(x, x))
+        assert layer(x).shape == (3, 4)
 
 
 def test_layers_move_and_are_saved():
