@@ -717,7 +717,7 @@ class BlockSparse:
         given = self._values, layout, self._start(bias)
         wide = 0  # columns of a tile, where each worker may have some of them
         if turned:
-            rows, vecs = kernels.turned_tiling(layout.height, lanes, n)
+            rows, vecs = kernels.turned_tiling(layout.height, layout.width, lanes, n)
             wide = rows
             given = *given, np.ascontiguousarray(x.T), out.T
             given = (0,) * rows, (0,) * vecs, (0,) * min(rows, lanes), *given

@@ -78,11 +78,19 @@ def tiling(height, depth, lanes, n) -> tuple[int, int]:
     return rows, vecs
 
 
-def turned_tiling(height, lanes, n) -> tuple[int, int]:
-    """Columns of x that a tile takes, and registers along the height, where x lies by columns."""
+def turned_tiling(height, width, lanes, n) -> tuple[int, int]:
+    """Columns of x that a tile takes, and registers along the height, where x lies by columns.
+
+    Tiles of one register take twice the columns, which is faster unless blocks are single columns
+    or many columns of the tile would be empty.
+    """
     vecs = min(2, -(-height // lanes))
-    rows = min(ACCUMULATORS // vecs, 8, n)
-    return 1 << (rows.bit_length() - 1), vecs
+    rows = 1 << (min(ACCUMULATORS // vecs, 8, n).bit_length() - 1)
+    twice = 2 * rows
+    full = twice <= n and -(-n // twice) * twice <= 1.05 * -(-n // rows) * rows
+    if width > 1 and twice * vecs <= ACCUMULATORS and full:
+        rows = twice
+    return rows, vecs
 
 
 @helper
