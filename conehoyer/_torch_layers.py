@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from . import blocksparse
+from ._torch_compile import uncompiled
 
 _KINDS = {4: torch.float32, 8: torch.float64}  # of a matrix, by the bytes of an entry
 
@@ -89,6 +90,7 @@ class BlockSparseLinear(torch.nn.Module):
             layer.bias = torch.nn.Parameter(bias, requires_grad=module.bias.requires_grad)
         return layer.train(module.training)
 
+    @uncompiled
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply.
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
 from . import _vjp
+from ._torch_compile import uncompiled
 from ._torch_layers import BlockSparseLinear, sparsify
 from ._torch_optim import SparseAdamW
 
@@ -24,6 +25,7 @@ _NO_GRADIENT = {"level_for_nnz", "level_for_groups"}  # their results are parame
 _OF_LISTS = {"project_gsp", "gsp_score"}  # each array of a list is a vector
 
 
+@uncompiled
 def call(function: Callable, x: Any, *args: Any, options: dict) -> Any:
     """Call a public function with a tensor, or a list of tensors, as its data."""
     name, several = function.__name__, isinstance(x, (list, tuple))

@@ -784,6 +784,46 @@ def test_the_library_does_not_import_torch():
     ) == "False False"  # fmt: skip
 
 
+COMPILED = """
+import sys, torch, conehoyer, conehoyer.torch
+
+layer = conehoyer.torch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+x = torch.randn(3, 8, requires_grad=True)
+
+def project(t):
+    return conehoyer.project_cai(2.0 * t, level=2.0, axis=1) + 1.0
+
+def multiply(t):
+    return layer(t).relu()
+
+def results(function):
+    x.grad = None
+    y = function(x)
+    y.square().sum().backward()
+    with torch.no_grad():
+        assert torch.equal(function(x), y)
+    return y, x.grad
+
+if COLD:  # the kernels are loaded while PyTorch's compiler looks on
+    compiled = results(torch.compile(NAME, backend="eager"))
+plain = results(NAME)
+if not COLD:
+    assert "torch._dynamo" not in sys.modules  # takes seconds to import
+    compiled = results(torch.compile(NAME, backend="eager"))
+assert all(torch.equal(a, b) for a, b in zip(compiled, plain, strict=True))
+try:
+    torch.compile(lambda t: NAME(t), backend="eager", fullgraph=True)(x)
+except torch._dynamo.exc.Unsupported:
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("name", ["project", "multiply"])
+@pytest.mark.parametrize("cold", [True, False])
+def test_compiled_code_calls_what_it_does_not_compile(name, cold):
+    assert run(COMPILED.replace("NAME", name).replace("COLD", str(cold))) == "done"
+
+
 def test_a_module_called_torch_that_is_none():
     assert run(
         "import sys, types; sys.modules['torch'] = types.ModuleType('torch')\n"
