@@ -31,7 +31,7 @@ def run(code, *, root=PACKAGE.parent, **env):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env=clean,
-        cwd=root,
+        cwd=root if Path(root).is_dir() else Path(root).parent,
         capture_output=True,
         text=True,
         timeout=240,
@@ -293,6 +293,19 @@ def test_a_helper_edited_after_caching_is_noticed(tmp_path):
     # and back again
     math.write_text(source)
     assert score(root) == 40.0
+
+
+def test_a_package_in_an_archive(tmp_path):
+    """There are no files then to tell old kernels from new ones, as in a frozen program."""
+    cache, copy = tmp_path / "cache", tmp_path / "copy"
+    archive = shutil.make_archive(str(tmp_path / "all"), "zip", copy_package(copy))
+    shutil.rmtree(copy)
+    home = {"HOME": str(cache), "XDG_CACHE_HOME": str(cache), "USERPROFILE": str(cache)}
+    assert score(archive, **home) == 40.0
+    files = cache_files(cache, "nbc")
+    assert files
+    assert score(archive, **home) == 40.0
+    assert cache_files(cache, "nbc") == files
 
 
 READ_ONLY = """
