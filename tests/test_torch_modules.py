@@ -477,7 +477,7 @@ def test_gradients_pass_through_a_layer():
     close(layer.bias.grad, dense.bias.grad)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
 def test_tangents_are_not_lost(context):
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
