@@ -247,7 +247,7 @@ def _product(x, bias, weight):
     """x·Wᵀ + bias, of which nothing is copied where x is contiguous."""
     kind = _wider(x, weight)
     rows = _in(kind, _rows(x.detach())).contiguous()
-    result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=kind)
+    result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=kind, device="cpu")
     if bias is not None:
         bias = _in(kind, bias.detach()).numpy()
     weight.matmul(rows.numpy().T, bias=bias, out=_rows(result).numpy().T)

@@ -459,6 +459,8 @@ def test_linear(block, dtype):
                 assert torch.equal(layer(x), recorded)
     for x in (torch.randn(3, 24).bfloat16(), torch.randn(3, 24).half()):
         assert layer(x).shape == (3, 32)
+        with torch.device("meta"):  # the default of new tensors is not where the input lies
+            assert layer(x).device.type == "cpu"
     with pytest.raises(ValueError, match="24"):
         layer(torch.ones(3, 23, dtype=dtype))
     with pytest.raises(TypeError, match=r"torch\.nn\.Linear"):
