@@ -10,7 +10,7 @@ from functools import cache, partial
 import numba
 import numpy as np
 
-from conehoyer import blocksparse
+from conehoyer import blocksparse, set_workers
 from conehoyer._cpu import blocksparse as kernels
 from conehoyer._cpu import simd
 
@@ -153,6 +153,28 @@ class OverTorch:
     @sampled("ratio")
     def track_over_torch(self, *params):
         return compare((self.product.call(), self.product.torch())).samples
+
+
+class Layer:
+    """`BlockSparseLinear` with nine tenths of zeros over the linear layer, without gradients."""
+
+    params = ((32, 768, 3072),)
+    param_names = ("outputs",)
+
+    def setup(self, outputs):
+        torch = require("torch")
+        torch.set_num_threads(1)
+        self.torch, self.x = torch, torch.ones(8 if outputs == 32 else COLUMNS, LENGTH)
+        self.dense = torch.nn.Linear(LENGTH, outputs)
+        w = blocksparse.prune(self.dense.weight.detach().numpy(), (32, 1), 0.1)
+        matrix = blocksparse.compress(w, (32, 1))
+        self.sparse = require("conehoyer.torch").BlockSparseLinear(matrix, self.dense.bias)
+
+    @sampled("ratio")
+    def track_over_linear(self, outputs):
+        with self.torch.inference_mode(), set_workers(1):
+            pair = partial(self.sparse, self.x), partial(self.dense, self.x)
+            return compare(pair).samples
 
 
 class TwoWorkers:
