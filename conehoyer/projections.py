@@ -641,7 +641,7 @@ def project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
     norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]
     buffer = target if whole else np.empty_like(z)
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, whole)
-    held = np.empty(engine.room_for_heads(z.size), z.dtype)
+    held = np.empty(engine.room_to_hold(z.size), z.dtype)
     chunks = len(part)
     job = engine.prepare(kind, absolute, level, norm, z, buffer, part)
     while job.action != engine.WRITE:

@@ -21,17 +21,18 @@ DTYPES = [np.float32, np.float64]
 @pytest.mark.parametrize("n", [1, 63, 64, 200, 4096, 5000, 16384])
 def test_collect_and_write(dtype, absolute, n):
     z = np.random.default_rng(n).standard_normal(n).astype(dtype)
-    whole = n // 64 * 64
+    group = 256 // dtype().nbytes
+    whole = n // group * group
     for lo in dtype([9.0, 3.0, 2.0, 1.0, 0.0, -9.0]):
         room, out = np.full(n + 64, 7, dtype), np.full(n + 2, 7, dtype)
-        few = np.empty((2, n // 64), np.uint64)
-        found, stored = collect_few(z, absolute, lo, room, passes.marks_for(n), few, out[1:-1])
+        few = np.empty((2, n // passes.LEAST), np.uint64)
+        found, stored = collect_few(z, absolute, lo, room, few, out[1:-1])
         a = np.abs(z) if absolute else z
         np.testing.assert_array_equal(room[:stored], a[a > lo])
         np.testing.assert_array_equal(out[1 : whole + 1], np.where(a > lo, z, 0)[:whole])
         np.testing.assert_array_equal(out[whole + 1 :], 7)
-        words = (a > lo)[:whole].reshape(-1, 64).any(axis=1)
-        np.testing.assert_array_equal(few[1, :found], np.flatnonzero(words))
+        words = (a > lo)[:whole].reshape(-1, group).any(axis=1)
+        np.testing.assert_array_equal(few[1, :found], group * np.flatnonzero(words))
 
         offset, dust, factor = dtype(1e-3), dtype(0.01), dtype(1.7)
         expected = np.empty_like(z)
@@ -45,11 +46,11 @@ def test_collect_and_write(dtype, absolute, n):
 @pytest.mark.parametrize("n", [4096, 4100])
 def test_no_room(dtype, n):
     z = np.random.default_rng(0).standard_normal(n).astype(dtype)
-    few, marks, out = np.empty((2, n // 64), np.uint64), passes.marks_for(n), np.empty_like(z)
+    few, out = np.empty((2, n // passes.LEAST), np.uint64), np.empty_like(z)
     above = np.count_nonzero(np.abs(z) > 1.0)
     for size in range(0, above + 200, 50):
         room = np.full(above + 300, 7, dtype)
-        _, stored = collect_few(z, True, dtype(1.0), room[:size], marks, few, out)
+        _, stored = collect_few(z, True, dtype(1.0), room[:size], few, out)
         assert stored == (above if stored >= 0 else -1)
         assert stored >= 0 or size < above + 64
         np.testing.assert_array_equal(room[size:], 7)  # nothing beyond
@@ -59,7 +60,7 @@ def test_no_room(dtype, n):
 def jobs(kind, absolute, p, z, out):
     """The jobs that one slice takes."""
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, True)
-    held, marks = np.empty(engine.room_for_heads(z.size), z.dtype), engine.marks_of(z.size)
+    held, marks = np.empty(engine.room_to_hold(z.size), z.dtype), engine.marks_of(z.size)
     told = [engine.prepare(kind, absolute, p, -1.0, z, out, part)]
     while told[-1].action != engine.WRITE:
         job = told[-1]
@@ -91,7 +92,7 @@ def test_which_way(dtype):
 
     x = crowd(n, dtype)
     told = jobs(m.CAI, True, ch.level_for_nnz(x, 2000), x, out)
-    tries = [job.early for job in told if job.action == engine.BAND and job.section == engine.ALL]
+    tries = [job.early for job in told if job.action == engine.BAND and not job.heads]
     assert tries == ([True] if simd.PLAIN else [True, False])
     assert not told[-1].early
 

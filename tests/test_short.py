@@ -25,13 +25,13 @@ DTYPES = [np.float32, np.float64]
 @njit
 def look_twice(z, absolute, tau):
     """The sums at 0 and at τ, the copy, and what lies on the way right and left of τ."""
-    known, copies, marks = short.scratch(z.reshape((1, z.size)), 1)
+    known, copies = short.scratch(z.reshape((1, z.size)), 1)
     known[:] = 0.0
     log = np.zeros(2)
-    short._look(z, absolute, copies[0], marks, known[0], log)
+    short._look(z, absolute, copies[0], known[0], log)
     first = known[0].copy()
     known[0, short.TAU] = tau
-    short._look(z, absolute, copies[0], marks, known[0], log)
+    short._look(z, absolute, copies[0], known[0], log)
     real = z.dtype.type
     right = short._passed(copies[0], real(tau), real(0.1 * tau), real(0.05 * tau))
     left = short._passed(copies[0], real(tau), real(-0.1 * tau), real(0.05 * tau))
@@ -44,10 +44,10 @@ def search(kind, absolute, tol, x, wanted):
     result, table = np.empty((len(x), short.FIELDS)), np.zeros((len(x), LOG))
     table[:, WANTED] = wanted
     count = short.together(x)
-    known, copies, marks = short.scratch(x, count)
+    known, copies = short.scratch(x, count)
     for r in range(0, len(x), count):
         end = min(r + count, len(x))
-        short.search(kind, absolute, tol, x[r:end], x[end:], copies, marks, known, table[r:end])
+        short.search(kind, absolute, tol, x[r:end], x[end:], copies, known, table[r:end])
         result[r:end] = known[: end - r]
     return result
 

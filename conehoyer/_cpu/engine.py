@@ -10,9 +10,9 @@ the first pass takes the sums at τ = 0 and guesses τ from them; a second one c
 above a point well left of the guess; Newton steps on those entries end it.
 
 The usual course on a long slice: a small sample gives τ and its standard error; one pass
-sums what lies above the band τ ± 3.5 errors and stores what lies inside it, first on the
-heads of the chunks, which are a larger sample and allow a narrower band for the rest; the
-few stored entries then give τ exactly; one pass writes.  Where less than 3 % lie above the
+sums what lies above the band τ ± 3.5 errors and stores what lies inside it, where the heads of
+the chunks, as a larger sample, have made a longer slice's band narrower; the few stored entries
+then give τ exactly; one pass writes.  Where less than 3 % lie above the
 band it has no upper edge, and unless the result replaces the data, the pass that stores them
 writes zeros elsewhere: then only they are left to write.  Where the sample misleads, the
 band's sums are still exact at its edges, and the search goes on from there with another
@@ -32,6 +32,7 @@ from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep,
 CHUNK = 16384
 HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
 HEADS_FROM = 24 * CHUNK
+FAR = 1 << 25  # bytes; caches rarely hold more
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 GUESS_FROM = 64  # from here on their second τ is guessed, from the sums of the first pass
 RUN = 16  # the sample consists of short runs: each costs a cache miss
@@ -45,7 +46,6 @@ FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
 SUMS, OWN, BAND, SQUARES, WRITE = 0, 1, 2, 3, 4
-ALL, HEADS, TAILS = 0, 1, 2  # sections of the chunks
 # What is known of each chunk: its sums; how many entries it has stored, and where; how many words
 # of `few` it has; Σz², where that is wanted; and whether it is finite, or has not been asked.
 NU, S, Q, STORED, PLACE, FOUND, SQUARE, FINITE, KNOWN = range(9)
@@ -76,27 +76,25 @@ class Job(NamedTuple):
     early: bool  # BAND: all others will be zero, most likely; WRITE: they are already
     l2: float  # HOYER: the norm wanted; negative: that of the input
     samples: int  # how many samples have been taken
-    section: int  # BAND: ALL, or the HEADS of the chunks first and then their TAILS
-    above: Known  # TAILS: the heads' sums above the band
-    held: int  # TAILS: how many of the heads' entries lie in the band
+    heads: bool  # BAND: of each chunk only the head
 
 
 @helper
 def _sums_job(st, l2, samples):
     """A pass that takes the sums at the state's τ."""
-    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, ALL, NOTHING, 0)
+    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, False)
 
 
 @helper
-def _band_job(st, lo, hi, rare, early, l2, samples, section):
+def _band_job(st, lo, hi, rare, early, l2, samples, heads):
     """A pass that sums what lies above (lo, hi] and stores what lies inside."""
-    return Job(BAND, st, lo, hi, rare, early, l2, samples, section, NOTHING, 0)
+    return Job(BAND, st, lo, hi, rare, early, l2, samples, heads)
 
 
 @helper
 def _own_job(st, l2, samples):
     """The same in the data's own precision."""
-    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, ALL, NOTHING, 0)
+    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, False)
 
 
 @helper
@@ -113,13 +111,13 @@ def _sums_near(st, z, l2, samples):
     if z.itemsize == 8:
         return _sums_job(st, l2, samples)
     tau = np.float64(z.dtype.type(st.anchor + st.offset))
-    return _band_job(_move(st, tau, 0.0, False), tau, tau, True, False, l2, samples, ALL)
+    return _band_job(_move(st, tau, 0.0, False), tau, tau, True, False, l2, samples, False)
 
 
 @helper
 def _write_job(st, l2):
     """The verdict is known."""
-    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, ALL, NOTHING, 0)
+    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, False)
 
 
 @helper
@@ -128,7 +126,7 @@ def _last_job(kind, st, l2, early):
     action = WRITE
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
         action = SQUARES
-    return Job(action, st, 0.0, 0.0, False, early, l2, 0, ALL, NOTHING, 0)
+    return Job(action, st, 0.0, 0.0, False, early, l2, 0, False)
 
 
 @helper
@@ -150,8 +148,8 @@ def room_for_chunks(n):
 
 
 @kernel
-def room_for_heads(n):
-    """Length of the array that holds the heads' entries between two passes, or a few entries."""
+def room_to_hold(n):
+    """Length of the array for the entries that are stored while results are written early."""
     return chunks_of(n) * HEAD + 64 if n >= SAMPLE_FROM else 0
 
 
@@ -164,7 +162,14 @@ def marks_of(n):
 @kernel
 def room_for_few(n, whole):
     """Where to keep which entries are not zero; none if results are not to be written early."""
-    return np.empty((2, n // 64 if whole and n >= SAMPLE_FROM and not simd.PLAIN else 0), np.uint64)
+    room = n // passes.LEAST if whole and n >= SAMPLE_FROM and not simd.PLAIN else 0
+    return np.empty((2, room), np.uint64)
+
+
+@helper
+def _words(few, begin, end):
+    """The part of `few` for the entries from `begin` to `end`."""
+    return few[:, begin // passes.LEAST : end // passes.LEAST]
 
 
 @helper
@@ -315,7 +320,19 @@ def _spread(sample, lo):
 @helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    return inside < 0.03 and z.size >= SAMPLE_FROM
+    return inside < 0.03 and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
+
+
+@helper
+def _early(z, share):
+    """Whether zeros pay that are written before it is known which share of the entries stays."""
+    return share < (0.005 if _far(z) else 0.03) and z.size >= SAMPLE_FROM
+
+
+@helper
+def _far(z):
+    """Whether z stays in no cache: then each branch that is mispredicted waits for memory."""
+    return z.size * z.itemsize > FAR
 
 
 @helper
@@ -358,13 +375,13 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
                 samples = MOST_SAMPLES
             return _sums_near(_move(st, tau, 0.0, False), z, job.l2, samples)
         return plain
-    rare, section, early = _rare(z, inside), ALL, False
+    rare, heads, early = _rare(z, inside), False, False
     if known.theta == math.inf and z.size >= HEADS_FROM:
-        section = HEADS
-    elif few and rare:
+        heads = True
+    elif few and _early(z, inside):
         error = _standard_error(kind, p, sample, weight, known.theta, guess)
         early = WIDTH * error < tau - lo and _spread(sample, lo)
-    return _band_job(start, lo, hi, rare, early, job.l2, samples, section)
+    return _band_job(start, lo, hi, rare, early, job.l2, samples, heads)
 
 
 @helper
@@ -393,10 +410,8 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     early = job.action == BAND and job.early and few.size > 0
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
-        if job.section == HEADS:
+        if job.heads:
             end = min(begin + HEAD, end)
-        elif job.section == TAILS:
-            begin = min(begin + HEAD, end)
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
@@ -410,8 +425,8 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         elif early:
             nu, s, q, place = 0.0, 0.0, 0.0, c * HEAD
             part[c, FOUND], stored = passes.collect_few(
-                chunk, absolute, real(job.lo), held[place : place + HEAD], marks,
-                few[:, begin // 64 : end // 64], buffer[begin:end],
+                chunk, absolute, real(job.lo), held[place : place + HEAD],
+                _words(few, begin, end), buffer[begin:end],
             )  # fmt: skip
             if stored < 0:  # they crowd: begin anew at once
                 part[c, STORED] = stored
@@ -423,24 +438,23 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
             )  # fmt: skip
         else:
             nu, s, q, stored = passes.band(
-                chunk, absolute, real(st.anchor), real(job.lo), real(job.hi),
-                buffer[place:],
-            )  # fmt: skip
+                chunk, absolute, real(st.anchor), real(job.lo), real(job.hi), buffer[place:]
+            )
         part[c, NU], part[c, S], part[c, Q] = nu, s, q
         part[c, STORED], part[c, PLACE] = stored, place
         place += stored
         # What else is to be known of the chunk, while it is near.
-        if job.action == BAND and job.l2 < 0.0:
-            _, _, squares = passes.sums(chunk, True, 0.0, -math.inf)
-            part[c, SQUARE] = squares + (part[c, SQUARE] if job.section == TAILS else 0.0)
-        if part[c, FINITE] == UNSEEN and job.section != HEADS:
-            part[c, FINITE] = passes.all_finite(z[c * CHUNK : end])
+        if not job.heads:
+            if job.action == BAND and job.l2 < 0.0:
+                _, _, part[c, SQUARE] = passes.sums(chunk, True, 0.0, -math.inf)
+            if part[c, FINITE] == UNSEEN:
+                part[c, FINITE] = passes.all_finite(chunk)
 
 
 @helper
-def _collect(job, buffer, part):
+def _collect(buffer, part):
     """Add up the chunks' sums, and move what they stored to the front of the buffer."""
-    nu, s, q, stored = job.above.nu, job.above.s, job.above.q, 0
+    nu, s, q, stored = 0.0, 0.0, 0.0, 0
     for c in range(part.shape[0]):
         nu += part[c, NU]
         s += part[c, S]
@@ -478,53 +492,47 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
 
 
 @helper
-def _after_heads(job, kind, p, z, buffer, part, held):
-    """From the heads of the chunks, choose a narrower band for the rest."""
+def _after_heads(job, kind, p, z, buffer, part):
+    """From the heads of the chunks, choose a narrower band."""
     st = job.state
     kind = _unsigned(kind, st)
     real = z.dtype.type
-    nu, s, q, stored = _collect(job, buffer, part)
+    nu, s, q, stored = _collect(buffer, part)
     candidates = buffer[:stored]
     whole = part.shape[0] - 1  # chunks whose head is complete, and the last
     seen = whole * HEAD + min(HEAD, z.size - whole * CHUNK)
     weight = z.size / seen
-    anchor, lo, hi, rare = st.anchor, job.lo, job.hi, job.rare
-    guess = _move(m.start(kind), anchor, 0.0, True)
-    free = hi == math.inf  # nothing has been summed yet: the anchor may move
+    guess = _move(m.start(kind), st.anchor, 0.0, True)
+    free = job.hi == math.inf  # nothing has been summed: the anchor may move
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
-        if guess.anchor != anchor and not free:
+        if guess.anchor != st.anchor and not free:
             break
         nu1, s1, q1 = passes.sums(candidates, False, guess.anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
-    error, spread, early = math.inf, False, False
+    error, spread = math.inf, False
     if guess.status == m.SOFT:
         error, spread = _heads_error(kind, p, guess, candidates, part, z.size, seen)
         error *= WIDTH
+    lo, hi, rare, early = job.lo, job.hi, job.rare, False
     if guess.nu >= FEW * weight:
         tau = guess.anchor + guess.offset
         below, top = np.float64(real(tau - error)), np.float64(real(tau + error))
-        share = (nu + _count_between(candidates, below, math.inf)) / seen
-        if free and lo < below < top and _rare(z, share):  # so few that they need no upper edge
-            lo, rare, early = below, True, True
-            st = _move(st, np.float64(real(tau)), 0.0, False)
-        elif lo < below < top < hi:
-            if free:
-                anchor = np.float64(real(tau))
-            lo, hi = below, top
-            st = _move(st, anchor, tau - anchor, True)
-            rare = _rare(z, _count_between(candidates, lo, hi) / seen)
+        if lo < below < top < hi:
+            inside = _count_between(candidates, below, top) / seen
+            early = free and _early(z, _count_between(candidates, below, hi) / seen)
+            rare = early or _rare(z, inside)
+            lo, hi = below, hi if early else top  # so few need no upper edge
+            st = _move(st, np.float64(real(tau)), 0.0, not early)
     elif spread and free:
         edge = np.float64(real(_upper_edge(candidates, 1.5 * FEW, 3.0 * FEW)))
         if edge > lo:
             lo, rare, early = edge, True, True
             st = _move(st, edge, 0.0, False)
-    if early:  # the heads once more, with what will be zero in them
-        return _band_job(st, lo, hi, rare, True, job.l2, job.samples, ALL)
-    nu1, s1, q1, kept = passes.band(candidates, False, real(anchor), real(lo), real(hi), held)
-    above = Known(hi, anchor, nu + nu1, s + s1, q + q1)
-    return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, TAILS, above, kept)
+    # The heads are looked at once more: to leave them out would stop the processor from fetching
+    # ahead, which costs more.
+    return _band_job(st, lo, hi, rare, early, job.l2, job.samples, False)
 
 
 @helper
@@ -690,11 +698,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     """
     l2 = job.l2
     st = job.state
-    if job.section == HEADS:
-        return _after_heads(job, kind, p, z, buffer, part, held)
+    if job.heads:
+        return _after_heads(job, kind, p, z, buffer, part)
     early = job.action == BAND and job.early and few.size > 0
     if early and part[:, STORED].min() < 0.0:  # no room in some chunk
-        return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, ALL)
+        return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, False)
     if part[:, FINITE].min() == 0.0:
         return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if job.action == SQUARES or (job.action == BAND and l2 < 0.0):
@@ -708,10 +716,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         return _write_job(st, l2)
     if early:
         buffer = held
-    nu, s, q, stored = _collect(job, buffer, part)
-    for i in range(job.held):
-        buffer[stored + i] = held[i]
-    stored += job.held
+    nu, s, q, stored = _collect(buffer, part)
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(kind, st.anchor * st.anchor + q):
@@ -746,7 +751,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
                 # Kept: what lies above a point well left of the guess.
                 lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
                 st = _move(st, guess, 0.0, False)
-                return _band_job(st, lo, math.inf, False, False, l2, job.samples, ALL)
+                return _band_job(st, lo, math.inf, False, False, l2, job.samples, False)
     if st.status != m.GO:
         rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
         if st.status == m.SOFT and rough:
@@ -774,13 +779,13 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
         lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        rare = _rare(z, known.nu / z.size)
-        return _band_job(st, lo, math.inf, rare, rare, l2, job.samples, ALL)
+        few = _early(z, known.nu / z.size)
+        return _band_job(st, lo, math.inf, few, few, l2, job.samples, False)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
-        return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, ALL)
+        return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, False)
     return _plain_job(st, l2, job.samples)
 
 
@@ -815,7 +820,7 @@ def _write(job, kind, absolute, p, z, out, part, few, first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
             passes.write_few(
                 z[begin:end], absolute, anchor, offset, dust, factor,
-                few[:, begin // 64 : end // 64], int(part[c, FOUND]), out[begin:end],
+                _words(few, begin, end), int(part[c, FOUND]), out[begin:end],
             )  # fmt: skip
 
 
@@ -941,7 +946,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     """
     n = x.shape[1]
     own_part = room_for_chunks(n)
-    heads = room_for_heads(n)
+    heads = room_to_hold(n)
     own_scratch = np.empty(heads + (0 if whole else n), x.dtype)
     own_marks, own_few = marks_of(n), room_for_few(n, whole)
     own_scaled = own_scratch  # until it is needed
@@ -950,8 +955,8 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
     searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
     together = short.together(x)
-    own_known, own_folded, own_words = short.scratch(x, together)
-    known, folded, words = uncounted(own_known), uncounted(own_folded), uncounted(own_words)
+    own_known, own_folded = short.scratch(x, together)
+    known, folded = uncounted(own_known), uncounted(own_folded)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]
         place, found = 0, together > 0
@@ -961,7 +966,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 end = min(r + together, last)
                 short.search(
                     searched, absolute, tol, x[r:end], x[end : min(end + together, last)],
-                    folded, words, known, table[r:end],
+                    folded, known, table[r:end],
                 )  # fmt: skip
             found = short.is_verdict(kind, known[place])
         elif r + 1 < last and n * x.itemsize >= NEAR:
@@ -1005,7 +1010,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 report[WANTED], wanted = p, report[WANTED]
                 short.search(
                     searched, absolute, tol, source.reshape((1, n)), x[:0],
-                    folded, words, known[place : place + 1], table[r : r + 1],
+                    folded, known[place : place + 1], table[r : r + 1],
                 )  # fmt: skip
                 report[WANTED] = wanted
                 found = short.is_verdict(kind, known[place])
@@ -1017,7 +1022,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             break
         else:
             _write(job, kind, absolute, p, z, target, part, few, 0, part.shape[0])
-    keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded, own_words))
+    keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))
 
 
 # The steps of one slice, for threads that share it.

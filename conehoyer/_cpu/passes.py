@@ -13,7 +13,8 @@ from .._jit import helper, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
-NEAR = 4096  # entries written ahead of those that are read
+NEAR = 1024  # entries written ahead of those that are read
+LEAST = 32  # entries that share a word in `collect_few`, at least
 RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
@@ -332,42 +333,19 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
-def _side_by_side(high, inside, words, places):
-    """Put what differs between `high` and `inside` into `words`, which may be `inside`, and where.
-
-    Returns how many words have a bit set.
-    """
-    none, found = np.uint64(0), 0
-    for b in range(high.size):
-        word = high[b] ^ inside[b]
-        words[found], places[found] = word, np.uint64(b)
-        found += word != none
-    return found
-
-
-@helper(forceinline=True)
-def _mark_above(z, absolute, lo, marks):
-    """A bit for each entry, set where it lies above lo; whole words only."""
-    vlo, width = simd.splat(lo), simd.lanes(z)
-    for i in range(0, z.size, width):
-        a = simd.load(z, i)
-        if absolute:
-            a = simd.magnitude(a)
-        simd.store_mask(simd.not_below(a, vlo), marks, i // width)
-
-
-@helper
 def _pick(z, high, inside, places, buffer):
     """Store the entries whose bits differ between `high` and `inside`.
 
     Returns how many bits `high` has, and how many entries were stored.
     """
     none, one, last = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
-    nu, stored = 0, 0
-    words = z.size // 64
-    for b in range(words):
+    nu, found, stored = 0, 0, 0
+    for b in range(z.size // 64):
+        word = high[b] ^ inside[b]
         nu += simd.ones(high[b])
-    for j in range(_side_by_side(high[:words], inside, inside, places)):
+        inside[found], places[found] = word, np.uint64(b)  # the words that differ, side by side
+        found += word != none
+    for j in range(found):
         word = inside[j]
         begin = 64 * np.int64(places[j])
         part = z[begin : begin + 64]
@@ -406,9 +384,13 @@ def _collect_blocks(z, absolute, lo, buffer):
 def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     """`_collect_blocks` where few entries lie above lo."""
     high, inside = marks[0], marks[1]
-    _mark_above(z, absolute, lo, inside)
-    for i in range(z.size // 64):
-        high[i] = 0
+    vlo, width = simd.splat(lo), simd.lanes(z)
+    for i in range(0, z.size, width):
+        a = simd.load(z, i)
+        if absolute:
+            a = simd.magnitude(a)
+        simd.store_mask(simd.not_below(a, vlo), inside, i // width)
+    high[: z.size // 64] = 0
     _, stored = _pick(z, high, inside, marks[2], buffer)
     if absolute:
         for i in range(stored):
@@ -494,41 +476,62 @@ def marks_for(n):
     return np.empty((3, n // 64), np.uint64)
 
 
+@helper(forceinline=True)
+def group(z):
+    """How many entries of z share a word in `collect_few`: those of four registers."""
+    return 4 * simd.lanes(z)
+
+
+@helper(forceinline=True)
+def _word_above(z, i, absolute, lo):
+    """A bit for each entry of a group, set where it lies above lo."""
+    width = simd.lanes(z)
+    a0, a1 = simd.load(z, i), simd.load(z, i + width)
+    a2, a3 = simd.load(z, i + 2 * width), simd.load(z, i + 3 * width)
+    if absolute:
+        a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+        a2, a3 = simd.magnitude(a2), simd.magnitude(a3)
+    return simd.word(
+        simd.not_below(a0, lo), simd.not_below(a1, lo),
+        simd.not_below(a2, lo), simd.not_below(a3, lo),
+    )  # fmt: skip
+
+
 @helper
-def collect_few(z, absolute, lo, buffer, marks, few, out):
+def collect_few(z, absolute, lo, buffer, few, out):
     """Entries above lo go to `buffer`, and with their signs to `out`, which is zero elsewhere.
 
-    Of the last entries, fewer than 64, `out` is left alone.  `few` takes the words of marks that
-    have a bit set, and their places.  Returns how many words these are, and how many entries were
-    stored, or −1 where the buffer is too short.
+    Of the last entries, less than a `group`, `out` is left alone.  `few` takes the words that have
+    a bit set, and where their entries begin.  Returns how many words these are, and how many
+    entries were stored, or −1 where the buffer is too short.
     """
     none, one = np.uint64(0), np.uint64(1)
-    whole = z.size // 64 * 64
+    vlo, found, stored = simd.splat(lo), 0, 0
+    whole = z.size // group(z) * group(z)
     for begin in range(0, whole, NEAR):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
-        _mark_above(z[begin:end], absolute, lo, marks[1, begin // 64 :])
-    words, places, stored = few[0], few[1], 0
-    marks[0, : whole // 64] = 0
-    found = _side_by_side(marks[0, : whole // 64], marks[1], words, places)
-    for j in range(found):
-        if stored + 64 > buffer.size:
-            return found, -1
-        first = word = words[j]
-        begin = 64 * np.int64(places[j])
-        place, stored = stored, stored + simd.ones(word)
-        for k in range(2):  # two without asking: where there is one, the same again
-            i = begin + simd.lowest(word)
-            buffer[place + k], out[i] = z[i], z[i]
-            word &= word - one
-            word = word if word != none else first
-        place += 2
-        while place < stored:
-            i = begin + simd.lowest(word)
-            buffer[place], out[i] = z[i], z[i]
-            place += 1
-            word &= word - one
-    if stored + 64 > buffer.size:
+        for i in range(begin, end, group(z)):
+            word = _word_above(z, i, absolute, vlo)
+            if word == none:
+                continue
+            if stored + group(z) > buffer.size:
+                return found, -1
+            few[0, found], few[1, found] = word, np.uint64(i)
+            found += 1
+            first, place, stored = word, stored, stored + simd.ones(word)
+            for k in range(2):  # two without asking: where there is one, the same again
+                j = i + simd.lowest(word)
+                buffer[place + k], out[j] = z[j], z[j]
+                word &= word - one
+                word = word if word != none else first
+            place += 2
+            while place < stored:
+                j = i + simd.lowest(word)
+                buffer[place], out[j] = z[j], z[j]
+                place += 1
+                word &= word - one
+    if stored + group(z) > buffer.size:
         return found, -1
     for i in range(whole, z.size):
         buffer[stored] = z[i]
@@ -583,7 +586,7 @@ def write_few(z, absolute, anchor, offset, dust, factor, few, found, out):
     """`write_soft` after `collect_few`: only what that found in z and put into out."""
     none, one = np.uint64(0), np.uint64(1)
     for j in range(found):
-        first, begin = few[0, j], 64 * np.int64(few[1, j])
+        first, begin = few[0, j], np.int64(few[1, j])
         i0 = begin + simd.lowest(first)
         word = first & (first - one)
         i1 = begin + simd.lowest(word) if word != none else i0
@@ -595,7 +598,7 @@ def write_few(z, absolute, anchor, offset, dust, factor, few, found, out):
             i = begin + simd.lowest(word)
             out[i] = _shrink(out[i], absolute, anchor, offset, dust, factor)
             word &= word - one
-    whole = z.size // 64 * 64
+    whole = z.size // group(z) * group(z)
     write_soft(z[whole:], absolute, anchor, offset, dust, factor, out[whole:])
 
 

@@ -44,7 +44,7 @@ def together(x):
 
 @helper
 def scratch(x, count):
-    """Room for `count` rows of `search`: what is known of each, a copy, and bits of a copy.
+    """Room for `count` rows of `search`: what is known of each, and a copy.
 
     A copy fills whole pairs of registers.
     """
@@ -54,7 +54,7 @@ def scratch(x, count):
     copies = np.empty(count * length + line, x.dtype)
     start = -copies.ctypes.data % simd.LINE // x.itemsize
     copies = copies[start : start + count * length].reshape((count, length))
-    return np.empty((count, FIELDS)), copies, np.empty(length // 64 + 1, np.uint64)
+    return np.empty((count, FIELDS)), copies
 
 
 @helper(forceinline=True)
@@ -98,30 +98,22 @@ def _positive(v, absolute):
 
 
 @helper(forceinline=True)
-def _sums(a, tau, marks):
-    """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0 of what `_fold` has written.
-
-    The bits that tell which these are go to `marks`, to be counted 64 at a time.
-    """
+def _sums(a, tau):
+    """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0 of what `_fold` has written."""
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
-    s, q = simd.widen(zero), simd.widen(zero)
+    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
     for begin in range(0, a.size, RUN * a.itemsize * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(begin + RUN * a.itemsize * width, a.size), 2 * width):
             gap0, gap1 = simd.sub(simd.load(a, i), far), simd.sub(simd.load(a, i + width), far)
             in0, in1 = simd.above(gap0, zero), simd.above(gap1, zero)
-            simd.store_mask(in0, marks, i // width)
-            simd.store_mask(in1, marks, i // width + 1)
+            nu += simd.count(in0)
+            nu += simd.count(in1)
             firsts0, seconds0 = passes.add_inside(in0, gap0, firsts0, seconds0)
             firsts1, seconds1 = passes.add_inside(in1, gap1, firsts1, seconds1)
         s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
         q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
-    nu, words = 0, a.size // 64
-    for k in range(words):
-        nu += simd.ones(marks[k])
-    one, rest = np.uint64(1), np.uint64(a.size - 64 * words)
-    nu += simd.ones(marks[words] & ((one << rest) - one))
     return float(nu), simd.total(s), simd.total(q)
 
 
@@ -153,13 +145,13 @@ def _passed(a, tau, step, slack):
 
 
 @helper(forceinline=True)
-def _look(z, absolute, folded, marks, row, log):
+def _look(z, absolute, folded, row, log):
     """Take the sums at the row's τ."""
     taken = int(row[TAKEN])
     if taken == 0:
         nu, s, q = _fold(z, absolute, folded)
     else:
-        nu, s, q = _sums(folded, z.dtype.type(row[TAU]), marks)
+        nu, s, q = _sums(folded, z.dtype.type(row[TAU]))
     if taken < log.size:
         log[taken] = nu
     row[NU], row[S], row[Q], row[TAKEN] = nu, s, q, taken + 1.0
@@ -247,12 +239,12 @@ def _end(kind, p, folded, row):
 
 
 @helper
-def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
+def search(kind, absolute, tol, x, ahead, folded, rows, table):
     """Find out about the rows of x what `rows` holds; CAI and L1, whose τ > 0 serves all kinds.
 
-    `folded` and `marks` are scratch.  The rows `ahead`, which come next, are fetched meanwhile.
+    `folded` is scratch.  The rows `ahead`, which come next, are fetched meanwhile.
     """
-    x, ahead, folded, marks = uncounted(x), uncounted(ahead), uncounted(folded), uncounted(marks)
+    x, ahead, folded = uncounted(x), uncounted(ahead), uncounted(folded)
     rows, table = uncounted(rows), uncounted(table)
     real, itemsize = x.dtype.type, x.itemsize
     part = -(-ahead.shape[1] // FETCHES)
@@ -272,7 +264,7 @@ def search(kind, absolute, tol, x, ahead, folded, marks, rows, table):
                 for i in range(k * part, min((k + 1) * part, following.size), line):
                     simd.fetch(following, i)
             if rows[r, STATUS] == m.GO:
-                _look(x[r], absolute, folded[r], marks, rows[r], table[r, LOG:])
+                _look(x[r], absolute, folded[r], rows[r], table[r, LOG:])
                 going = True
         if not going:
             break

@@ -408,6 +408,23 @@ def any_lane(typingctx, mask):
 
 
 @intrinsic
+def word(typingctx, m0, m1, m2, m3):
+    """The bits of four masks, lowest first."""
+
+    def codegen(context, builder, signature, args):
+        def joined(a, b):
+            count = 2 * a.type.count
+            places = ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(count)))
+            return builder.shuffle_vector(a, b, places)
+
+        whole = joined(joined(*args[:2]), joined(*args[2:]))
+        bits = builder.bitcast(whole, ir.IntType(whole.type.count))
+        return bits if bits.type.width == 64 else builder.zext(bits, ir.IntType(64))
+
+    return types.uint64(m0, m1, m2, m3), codegen
+
+
+@intrinsic
 def store_mask(typingctx, mask, words, index):
     """Store the bits of the `index`-th mask in an array of uint64, lowest bits first."""
 
