@@ -30,7 +30,8 @@ from . import passes, short, simd
 from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep, uncounted
 
 CHUNK = 16384
-HEAD = CHUNK // 16  # of each chunk, looked at first on long slices
+HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
+HOLD = CHUNK // 16  # so many entries of a chunk there is room for where results are written early
 HEADS_FROM = 24 * CHUNK
 FAR = 1 << 25  # bytes; caches rarely hold more
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
@@ -141,6 +142,12 @@ def chunks_of(n):
     return max((n + CHUNK - 1) // CHUNK, 1)
 
 
+@helper
+def head(n):
+    """How many entries of each chunk are looked at first on a slice of length n."""
+    return min(max(HEADS * CHUNK // n // 64 * 64, CHUNK // 64), CHUNK // 16)
+
+
 @kernel
 def room_for_chunks(n):
     """What is known of each chunk of a slice of length n: nothing but that it is finite."""
@@ -150,7 +157,7 @@ def room_for_chunks(n):
 @kernel
 def room_to_hold(n):
     """Length of the array for the entries that are stored while results are written early."""
-    return chunks_of(n) * HEAD + 64 if n >= SAMPLE_FROM else 0
+    return chunks_of(n) * HOLD + 64 if n >= SAMPLE_FROM else 0
 
 
 @kernel
@@ -411,7 +418,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.heads:
-            end = min(begin + HEAD, end)
+            end = min(begin + head(z.size), end)
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
@@ -423,9 +430,9 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
             nu, s, q = passes.own_sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
         elif early:
-            nu, s, q, place = 0.0, 0.0, 0.0, c * HEAD
+            nu, s, q, place = 0.0, 0.0, 0.0, c * HOLD
             part[c, FOUND], stored = passes.collect_few(
-                chunk, absolute, real(job.lo), held[place : place + HEAD],
+                chunk, absolute, real(job.lo), held[place : place + HOLD],
                 _words(few, begin, end), buffer[begin:end],
             )  # fmt: skip
             if stored < 0:  # they crowd: begin anew at once
@@ -483,7 +490,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
         begin += segment.size
         nu, s, q = passes.sums(segment, False, st.anchor, st.offset)
         sd, qd = m.sums_at(nu + part[c, NU], s + part[c, S], q + part[c, Q], st.offset)
-        influence = (_moved(linear, square, sd, qd) - mean * min(HEAD, n - c * CHUNK)) / unit
+        influence = (_moved(linear, square, sd, qd) - mean * min(head(n), n - c * CHUNK)) / unit
         squares += influence * influence
         most = max(most, influence * influence)
         crowd = max(crowd, nu + part[c, NU])
@@ -500,7 +507,7 @@ def _after_heads(job, kind, p, z, buffer, part):
     nu, s, q, stored = _collect(buffer, part)
     candidates = buffer[:stored]
     whole = part.shape[0] - 1  # chunks whose head is complete, and the last
-    seen = whole * HEAD + min(HEAD, z.size - whole * CHUNK)
+    seen = whole * head(z.size) + min(head(z.size), z.size - whole * CHUNK)
     weight = z.size / seen
     guess = _move(m.start(kind), st.anchor, 0.0, True)
     free = job.hi == math.inf  # nothing has been summed: the anchor may move
