@@ -217,6 +217,20 @@ def take_sample(z, absolute, sample):
 
 
 @helper
+def _quick_sums(z, st):
+    """The sums at the state's τ, in the data's own precision if that can hold the anchor."""
+    if np.float64(z.dtype.type(st.anchor)) == st.anchor:
+        return passes.own_sums(z, False, st.anchor, st.offset)
+    return passes.sums(z, False, st.anchor, st.offset)
+
+
+@helper
+def _count_above(z, edge):
+    """How many entries lie above a number of the data's type."""
+    return passes.own_sums(z, False, edge, 0.0)[0]
+
+
+@helper
 def _estimate(kind, p, sample, weight, known, room):
     """Solve with sums estimated from a sample: `known`, and the sample up to its theta.
 
@@ -228,7 +242,9 @@ def _estimate(kind, p, sample, weight, known, room):
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
-        nu, s, q = passes.sums(seen, False, st.anchor, st.offset)
+        if not st.pinned:
+            st = _split(st, sample)
+        nu, s, q = _quick_sums(seen, st)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
             nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
@@ -297,8 +313,8 @@ def _upper_edge(sample, least, most):
     """A value that at least `least` and, ties aside, at most `most` entries exceed."""
     lo, hi = 0.0, passes.largest(sample, False)
     for _ in range(60):
-        middle = m.midpoint(lo, hi)
-        count, _, _ = passes.sums(sample, False, middle, 0.0)
+        middle = np.float64(sample.dtype.type(m.midpoint(lo, hi)))
+        count = _count_above(sample, middle)
         if count < least:
             hi = middle
         else:
@@ -311,7 +327,7 @@ def _upper_edge(sample, least, most):
 @helper
 def _count_between(z, lo, hi):
     """How many entries lie in (lo, hi]."""
-    return passes.sums(z, False, lo, 0.0)[0] - passes.sums(z, False, hi, 0.0)[0]
+    return _count_above(z, lo) - _count_above(z, hi)
 
 
 @helper
@@ -319,7 +335,7 @@ def _spread(sample, lo):
     """Whether the entries above lo lie all over the sample, not most of them in a part of it."""
     part, most, total = sample.size // 8, 0.0, 0.0
     for i in range(8):
-        count, _, _ = passes.sums(sample[i * part : (i + 1) * part], False, lo, 0.0)
+        count = _count_above(sample[i * part : (i + 1) * part], lo)
         most, total = max(most, count), total + count
     return most < 0.4 * total
 
@@ -426,8 +442,9 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         elif job.action == SQUARES:
             nu, s, q = passes.sums(chunk, True, 0.0, -math.inf)
             stored = 0
-        elif job.action == OWN:
-            nu, s, q = passes.own_sums(chunk, absolute, st.anchor, st.offset)
+        elif job.action == OWN or job.lo == job.hi:
+            offset = st.offset if job.action == OWN else 0.0  # an empty band ends at its anchor
+            nu, s, q = passes.own_sums(chunk, absolute, st.anchor, offset)
             stored = 0
         elif early:
             nu, s, q, place = 0.0, 0.0, 0.0, c * HOLD
@@ -514,7 +531,9 @@ def _after_heads(job, kind, p, z, buffer, part):
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
         if guess.anchor != st.anchor and not free:
             break
-        nu1, s1, q1 = passes.sums(candidates, False, guess.anchor, guess.offset)
+        if free and not guess.pinned:
+            guess = _split(guess, z)
+        nu1, s1, q1 = _quick_sums(candidates, guess)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
