@@ -323,8 +323,9 @@ def advance(kind, p, tol, st, nu, s, q):
             far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
             far = far or (nu == st.nu and abs(step - offset) > 2.0**-16 * (p / nu))
         solved = solved and not far
-        # Do not chase a step that passed τ* by more.
-        solved = solved or (st.overshoots >= 4 and not left)
+        # Do not chase a step that passes τ* by a little, again and again.
+        little = abs(closeness(kind, p, sd, qd)) <= 2.0**-20
+        solved = solved or (st.overshoots >= 4 and not left and little)
         if solved and left and not everything:
             step = max(step, offset)
         if not signed:
@@ -353,7 +354,10 @@ def advance(kind, p, tol, st, nu, s, q):
 
     overshoots = st.overshoots
     newton = nu
-    if passes > NEWTON_PASSES and passes % 2 == 0 and math.isfinite(lo):
+    # Newton's steps take long, or passed τ* five times, farther than a step back could mend.
+    slow = passes > NEWTON_PASSES and passes % 2 == 0
+    wild = not left and st.nu >= 0.0 and not can_step and st.overshoots >= 4
+    if (slow or wild) and math.isfinite(lo):
         # max a ≤ τ + Σd, whatever the data.
         top = min(hi, anchor + offset + sd) if nu > 0.0 else hi
         anchor, step, newton = midpoint(lo, top), 0.0, -1.0
@@ -370,6 +374,8 @@ def advance(kind, p, tol, st, nu, s, q):
             anchor, step, newton = lo + 0.5 * (anchor + offset - lo), 0.0, -1.0
         else:
             step, newton = -math.inf, -1.0
+    if newton < 0.0 and step == 0.0 and anchor >= hi:  # no number lies between the bounds
+        anchor = lo
 
     if not signed and anchor + step <= 0.0:
         anchor, step = 0.0, 0.0

@@ -6,6 +6,8 @@ import pytest
 from distributions import DISTRIBUTIONS, SUBNORMAL, make
 
 import conehoyer as ch
+from conehoyer import _math as m
+from conehoyer._cpu import engine
 
 LD = np.longdouble
 BOTH = [np.float32, np.float64]
@@ -403,6 +405,47 @@ def test_few_entries_beside_masks(dtype):
         assert close(ch.project_simplex(y, 1.0), oracle.project_simplex(y, 1.0), bound), seed
     y = np.array([-1e20, -1.4, -1.8, -0.3, -0.6], dtype)
     assert close(ch.project_simplex(y, 1.0), oracle.project_simplex(y, 1.0), bound)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_masks_of_two_sizes(seed):
+    """A step from the larger ones, which no sample sees, is rounded far beyond the smaller ones."""
+    rng = np.random.default_rng(seed)
+    y = np.full(20_000, -(10.0 ** rng.uniform(20, 90)))
+    y[rng.random(y.size) < 1e-3] = -(10.0 ** rng.uniform(90, 250))
+    total = 10.0 ** rng.uniform(-4, 20)
+    assert close(ch.project_simplex(y, total), oracle.project_simplex(y, total))
+
+
+@pytest.mark.parametrize("seed", [*range(30), 470, 559])
+def test_masks_that_a_sample_has_not_seen(seed):
+    """The passes that follow a sample which misleads find the threshold without one as well."""
+    rng = np.random.default_rng(seed)
+    y = rng.standard_normal(17_000) * 10.0 ** rng.uniform(-3, 3)
+    y[rng.random(y.size) < rng.choice([1e-4, 0.02, 0.5, 0.9])] = -(10.0 ** rng.uniform(3, 90))
+    total = 10.0 ** rng.uniform(-4, 40)
+    out, part, few = np.empty_like(y), engine.room_for_chunks(y.size), engine.room_for_few(0, True)
+    held, marks = np.empty(0), engine.marks_of(y.size)
+    job = engine.Job(
+        engine.SUMS, m.start(m.SIMPLEX), 0.0, 0.0, False, False, 0.0, engine.MOST_SAMPLES, False
+    )
+    while job.action != engine.WRITE:
+        engine.run_pass(job, False, y, out, held, part, marks, few, 0, len(part))
+        job = engine.proceed(
+            job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0)
+        )
+    assert job.state.status == m.SOFT
+    engine.write(job, m.SIMPLEX, False, total, y, out, part, few, 0, len(part))
+    assert close(out, oracle.project_simplex(y, total))
+
+
+@pytest.mark.parametrize("seed", range(30, 45))
+def test_no_number_between_the_bounds(seed):
+    """More entries tie than the level allows, and the next value is the next float."""
+    rng = np.random.default_rng(seed)
+    y = 1.0 + np.finfo(float).eps * rng.integers(0, 3, 17_000)
+    level = float(rng.uniform(1.0, 2.0))
+    assert close(ch.project_cai(y, level), oracle.project_cai(y, level))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 37])

@@ -98,6 +98,22 @@ def test_which_way(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_beyond_the_caches(dtype):
+    """There a branch that is mispredicted waits for memory: fewer entries count as few."""
+    n = engine.FAR // dtype().nbytes + 1000
+    x, out = np.random.default_rng(n).standard_normal(n).astype(dtype), np.empty(n, dtype)
+    for k, early in ((n // 2000, not simd.PLAIN), (n // 100, False)):
+        level = ch.level_for_nnz(x, k)
+        told = jobs(m.CAI, True, level, x, out)
+        assert told[0].heads
+        assert told[-1].early == early
+        got = ch.project_cai(x, level)
+        assert 0.999 * k <= np.count_nonzero(got) <= k
+        same = x.copy()
+        np.testing.assert_array_equal(ch.project_cai(same, level, out=same), got)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [100_000, 1_000_000])
 def test_samples_that_mislead(dtype, n):
     """Heavy tails, and large entries side by side: the first pass would write in vain."""

@@ -202,6 +202,14 @@ def _split(st, z):
 
 
 @helper
+def _representable(st, z):
+    """The state with an anchor that float32 data can be compared with, where that is harmless."""
+    if z.itemsize == 8 or st.pinned or st.offset == -math.inf:
+        return st
+    return _split(st, z)
+
+
+@helper
 def take_sample(z, absolute, sample):
     """Fill the sample with short runs, one from each stratum of the slice."""
     count = sample.size // RUN
@@ -218,8 +226,8 @@ def take_sample(z, absolute, sample):
 
 @helper
 def _quick_sums(z, st):
-    """The sums at the state's τ, in the data's own precision if that can hold the anchor."""
-    if np.float64(z.dtype.type(st.anchor)) == st.anchor:
+    """The sums at the state's τ, of float32 data in their own precision if it holds the anchor."""
+    if z.itemsize == 4 and np.float64(z.dtype.type(st.anchor)) == st.anchor:
         return passes.own_sums(z, False, st.anchor, st.offset)
     return passes.sums(z, False, st.anchor, st.offset)
 
@@ -242,8 +250,7 @@ def _estimate(kind, p, sample, weight, known, room):
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
-        if not st.pinned:
-            st = _split(st, sample)
+        st = _representable(st, sample)
         nu, s, q = _quick_sums(seen, st)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
@@ -531,8 +538,8 @@ def _after_heads(job, kind, p, z, buffer, part):
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
         if guess.anchor != st.anchor and not free:
             break
-        if free and not guess.pinned:
-            guess = _split(guess, z)
+        if free:
+            guess = _representable(guess, z)
         nu1, s1, q1 = _quick_sums(candidates, guess)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
@@ -679,7 +686,7 @@ def _only_top(p, z, absolute, st):
     """Whether only entries within p of the largest matter, which has far more digits than p."""
     if st.status == m.CAPPED:
         return p < passes.TINY * abs(passes.largest(z, absolute))
-    return st.status == m.SOFT and p < passes.TINY * abs(st.anchor)
+    return st.status == m.SOFT and p < passes.TINY * abs(st.anchor + st.offset)
 
 
 @helper
