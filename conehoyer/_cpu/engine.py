@@ -9,14 +9,13 @@ Rows of up to 16 kB are first tried several at a time, see `short`.  On other sh
 the first pass takes the sums at τ = 0 and guesses τ from them; a second one collects what lies
 above a point well left of the guess; Newton steps on those entries end it.
 
-The usual course on a long slice: a small sample gives τ and its standard error; one pass
-sums what lies above the band τ ± 3.5 errors and stores what lies inside it, where the heads of
-the chunks, as a larger sample, have made a longer slice's band narrower; the few stored entries
-then give τ exactly; one pass writes.  Where less than 3 % lie above the
-band it has no upper edge, and unless the result replaces the data, the pass that stores them
-writes zeros elsewhere: then only they are left to write.  Where the sample misleads, the
-band's sums are still exact at its edges, and the search goes on from there with another
-sample and plain passes.
+The usual course on a long slice: a small sample gives τ and its standard error; one pass sums
+what lies above the band τ ± 3.5 errors and stores what lies inside it, where the heads of the
+chunks, a larger sample, have made the band of a longer slice narrower; the few stored entries
+then give τ exactly; one pass writes.  Where few entries lie above the band it has no upper edge,
+and unless the result replaces the data, the pass that stores them writes zeros elsewhere: then
+only they are left to write.  Where the sample misleads, the band's sums are still exact at its
+edges, and the search goes on from there with another sample and plain passes.
 """
 
 import math
