@@ -201,14 +201,6 @@ def _split(st, z):
 
 
 @helper
-def _representable(st, z):
-    """The state with an anchor that float32 data can be compared with, where that is harmless."""
-    if z.itemsize == 8 or st.pinned or st.offset == -math.inf:
-        return st
-    return _split(st, z)
-
-
-@helper
 def take_sample(z, absolute, sample):
     """Fill the sample with short runs, one from each stratum of the slice."""
     count = sample.size // RUN
@@ -221,14 +213,6 @@ def take_sample(z, absolute, sample):
         run, to = z[first : first + RUN], sample[j * RUN : (j + 1) * RUN]
         for i in range(RUN):
             to[i] = abs(run[i]) if absolute else run[i]
-
-
-@helper
-def _quick_sums(z, st):
-    """The sums at the state's τ, of float32 data in their own precision if it holds the anchor."""
-    if z.itemsize == 4 and np.float64(z.dtype.type(st.anchor)) == st.anchor:
-        return passes.own_sums(z, False, st.anchor, st.offset)
-    return passes.sums(z, False, st.anchor, st.offset)
 
 
 @helper
@@ -249,8 +233,7 @@ def _estimate(kind, p, sample, weight, known, room):
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
-        st = _representable(st, sample)
-        nu, s, q = _quick_sums(seen, st)
+        nu, s, q = passes.sums(seen, False, st.anchor, st.offset)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
             nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
@@ -537,9 +520,7 @@ def _after_heads(job, kind, p, z, buffer, part):
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
         if guess.anchor != st.anchor and not free:
             break
-        if free:
-            guess = _representable(guess, z)
-        nu1, s1, q1 = _quick_sums(candidates, guess)
+        nu1, s1, q1 = passes.sums(candidates, False, guess.anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
