@@ -14,6 +14,7 @@ from ._threads import run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
+_SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
 _NO_LABELS = np.empty((0, 0), np.intp)
 
 
@@ -175,7 +176,7 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
 
     The unit is 1 unless sums over- or underflow.  NaN or infinite where z is not finite.
     """
-    result, unit = np.empty(groups.number), 1.0
+    result, unit = np.empty(groups.number, dtype_of_norms(z, groups, inner)), 1.0
     while True:
         if workers == 1 or z.nbytes < PARALLEL_FROM:
             top = kernels.all_norms(z, unit, *groups.layout, inner, result)
@@ -190,6 +191,12 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
         most = 1000 if z.itemsize == 8 else 100
         unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
     return result, unit
+
+
+def dtype_of_norms(z, groups: Groups, inner) -> np.dtype:
+    """That of `z` where norms have no more digits: those of small blocks.  Else float64."""
+    small = groups.kind == kernels.BLOCKS and groups.height * groups.width <= _SMALL_BLOCK
+    return z.dtype if small and inner != kernels.L1 else _checks.FLOAT64
 
 
 def _norms(z, unit, groups, inner, workers, result):

@@ -266,10 +266,12 @@ class _Bilevel:
         if z.nbytes < _groups.PARALLEL_FROM >> more:
             workers = 1
         done = workers == 1 and self.inner != kernels.L1
-        done = done and kernels.project(
-            z, self.inner, *parts.layout, parts.number, self.kind, bound, self.feasible, self.slack,
-            out, radii, info,
-        )  # fmt: skip
+        if done:
+            room = np.empty((2, parts.number), _groups.dtype_of_norms(z, parts, self.inner))
+            done = kernels.project(
+                z, self.inner, *parts.layout, room, self.kind, bound, self.feasible, self.slack,
+                out, radii, info,
+            )  # fmt: skip
         if not done:
             self._run_in_steps(z, bound, out, radii, info, workers)
         if info[0] == m.NONFINITE:

@@ -32,7 +32,6 @@ CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
 HOLD = CHUNK // 16  # so many entries of a chunk there is room for where results are written early
 HEADS_FROM = 24 * CHUNK
-FAR = 1 << 25  # bytes; caches rarely hold more
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 GUESS_FROM = 64  # from here on their second τ is guessed, from the sums of the first pass
 RUN = 16  # the sample consists of short runs: each costs a cache miss
@@ -344,7 +343,7 @@ def _early(z, share):
 @helper
 def _far(z):
     """Whether z stays in no cache: then each branch that is mispredicted waits for memory."""
-    return z.size * z.itemsize > FAR
+    return z.size * z.itemsize > passes.FAR
 
 
 @helper
@@ -803,8 +802,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
 
 
 @helper
-def _write(job, kind, absolute, p, z, out, part, few, first, last):
-    """Write chunks first..last−1 of the result."""
+def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
+    """Write chunks first..last−1 of the result, past the caches if so wanted."""
     z, out = uncounted(z), uncounted(out)
     st = job.state
     real = z.dtype.type
@@ -827,7 +826,10 @@ def _write(job, kind, absolute, p, z, out, part, few, first, last):
         offset = (st.anchor - np.float64(anchor)) + st.offset
         offset, dust, factor = real(offset), real(m.dust(st)), real(m.scale(kind, st, job.l2))
         if not job.early:
-            passes.write_soft(piece, absolute, anchor, offset, dust, factor, target)
+            if past:
+                passes.write_soft_past(piece, absolute, anchor, offset, dust, factor, target)
+            else:
+                passes.write_soft(piece, absolute, anchor, offset, dust, factor, target)
             return
         for c in range(first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
@@ -942,7 +944,7 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, part, few
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        _write(job, kind, absolute, p, scaled, scaled, part, few, 0, chunks_of(z.size))
+        _write(job, kind, absolute, p, scaled, scaled, part, few, False, 0, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
@@ -966,6 +968,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
+    past = passes.beyond_caches(x, out)
     searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
     together = short.together(x)
     own_known, own_folded = short.scratch(x, together)
@@ -1034,10 +1037,21 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         elif job.state.status == m.NONFINITE and strict:
             break
         else:
-            _write(job, kind, absolute, p, z, target, part, few, 0, part.shape[0])
+            _write(job, kind, absolute, p, z, target, part, few, past, 0, part.shape[0])
+    if past:
+        simd.drain()
     keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))
+
+
+@helper
+def _write_part(job, kind, absolute, p, z, out, part, few, first, last):
+    """What a thread does of the writing."""
+    past = passes.beyond_caches(z, out)
+    _write(job, kind, absolute, p, z, out, part, few, past, first, last)
+    if past:
+        simd.drain()
 
 
 # The steps of one slice, for threads that share it.
 prepare, run_pass, proceed = entry(_prepare), entry(_run_pass), entry(_proceed)
-report, write = entry(_report), entry(_write)
+report, write = entry(_report), entry(_write_part)

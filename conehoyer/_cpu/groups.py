@@ -52,6 +52,12 @@ def _rows_of_piece(kind, height, rows, piece):
 
 
 @helper
+def _fours(rows):
+    """How many fours of rows are taken at once; from 16 rows on they leave the first cache."""
+    return 2 if rows >= 8 else 1
+
+
+@helper
 def _larger(a, b):
     """The larger of two numbers; NaN wins."""
     return a if a >= b or a != a else b
@@ -99,16 +105,28 @@ def _max_down_4(flat, at, step):
 
 
 @helper
-def _max_into_4(tops, place, flat, at, step, count):
-    """Take four rows, `step` entries apart, at once."""
+def _max_into_4(tops, place, flat, at, step, count, fours):
+    """Take `fours` times four rows, `step` entries apart, at once."""
     width = simd.lanes(flat)
     whole = count // width * width
     for j in range(0, whole, width):
-        top = simd.load(tops, place + j)
-        simd.store(simd.larger(top, _max_down_4(flat, at + j, step)), tops, place + j)
-    for i in range(4):
+        top, i = simd.load(tops, place + j), at + j
+        for _ in range(fours):
+            top = simd.larger(top, _max_down_4(flat, i, step))
+            i += 4 * step
+        simd.store(top, tops, place + j)
+    for i in range(4 * fours):
         for j in range(whole, count):
             tops[place + j] = _larger(tops[place + j], abs(flat[at + i * step + j]))
+
+
+@helper
+def _max_ends(tops, place, flat, at, count):
+    """Take a row's first register and its last two into the running maxima."""
+    width = simd.lanes(flat)
+    for j in (0, count - 2 * width, count - width):
+        a = simd.magnitude(simd.load(flat, at + j))
+        simd.store(simd.larger(simd.load(tops, place + j), a), tops, place + j)
 
 
 @helper
@@ -180,7 +198,16 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
         begin, end = _rows_of_piece(kind, height, rows, piece)
         top[:] = 0
         if kind == DIAGONALS:
-            for i in range(begin, end):
+            i, width = begin, simd.lanes(flat)
+            while i + 4 <= end and columns >= 3 * width:
+                rest = 4 * _fours(end - i)  # less one: entries off the other rows' diagonals
+                count = (columns + 1 - rest) // width * width
+                at, place = i * columns, rows - 1 - i
+                _max_into_4(top, place, flat, at, columns + 1, count, rest // 4)
+                for k in range(rest):
+                    _max_ends(top, place - k, flat, at + k * columns, columns)
+                i += rest
+            for i in range(i, end):
                 _max_into(top, rows - 1 - i, flat, i * columns, columns)
         elif kind == LABELS:
             for i in range(begin, end):
@@ -199,8 +226,9 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
-                    _max_into_4(goal, j, flat, i * columns + j, columns, count)
-                    i += 4
+                    fours = _fours(end - i)
+                    _max_into_4(goal, j, flat, i * columns + j, columns, count, fours)
+                    i += 4 * fours
                 while i < end:
                     _max_into(goal, j, flat, i * columns + j, count)
                     i += 1
@@ -250,18 +278,39 @@ def _sum_down_4(flat, at, step, squares, scale):
 
 
 @helper
-def _sum_into_4(sums, place, flat, at, step, count, squares, unit):
-    """Add the terms of four rows, `step` entries apart."""
+def _sum_into_4(sums, place, flat, at, step, count, fours, squares, unit):
+    """Add the terms of `fours` times four rows, `step` entries apart, four by four."""
     width, scale = simd.lanes(flat), simd.splat(unit)
     whole = count // width * width
     for j in range(0, whole, width):
-        four = _sum_down_4(flat, at + j, step, squares, scale)
-        simd.store(simd.add(simd.load_like(scale, sums, place + j), four), sums, place + j)
-    for j in range(whole, count):  # in the same order: equal columns have equal sums
-        first, second = at + j, at + 2 * step + j
-        ab = _term(flat[first], squares, unit) + _term(flat[first + step], squares, unit)
-        cd = _term(flat[second], squares, unit) + _term(flat[second + step], squares, unit)
-        sums[place + j] += np.float64(ab + cd)
+        total, i = simd.load_like(scale, sums, place + j), at + j
+        for _ in range(fours):
+            total = simd.add(total, _sum_down_4(flat, i, step, squares, scale))
+            i += 4 * step
+        simd.store(total, sums, place + j)
+    for k in range(fours):
+        for j in range(whole, count):  # in the same order: equal columns have equal sums
+            first = at + 4 * k * step + j
+            second = first + 2 * step
+            ab = _term(flat[first], squares, unit) + _term(flat[first + step], squares, unit)
+            cd = _term(flat[second], squares, unit) + _term(flat[second + step], squares, unit)
+            sums[place + j] += np.float64(ab + cd)
+
+
+@helper
+def _sum_ends(sums, place, flat, at, count, head, tail, squares, unit):
+    """Add a row's first `head` and last `tail` terms, in one register and in two."""
+    width, scale = simd.lanes(flat), simd.splat(unit)
+    none = simd.widen(simd.splat(unit - unit))
+    for j in (0, count - 2 * width, count - width):
+        first = 0 if j == 0 else min(max(count - tail - j, 0), width)  # lanes first..last−1
+        last = head if j == 0 else width
+        if first == last:
+            continue
+        terms = simd.widen(_terms(flat, at + j, squares, scale))
+        terms = simd.where(simd.first_lanes(terms, last), terms, none)
+        terms = simd.where(simd.first_lanes(terms, first), none, terms)
+        simd.store(simd.add(simd.load_like(terms, sums, place + j), terms), sums, place + j)
 
 
 @helper
@@ -320,7 +369,7 @@ def sum_by_width(line, width, total):
 def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last):
     """Fill rows first..last−1 of `sums`: Σ|x| or Σx² over the pieces of the groups.
 
-    At most four terms are added in the data's precision, all else in float64.
+    Where `sums` has fewer rows, they are numbered round and round.  At most four terms are added in the data's precision, all else in float64.
     """
     rows, columns = x.shape
     unit = x.dtype.type(unit)
@@ -331,14 +380,24 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     line = np.empty((columns + width - 1) // width * width if blocks else 0)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
-            sums[i, 0] = _sum_of(flat, i * columns, columns, squares, unit)
+            sums[i % len(sums), 0] = _sum_of(flat, i * columns, columns, squares, unit)
         return
     for piece in range(first, last):
-        total = sums[piece]
+        total = sums[piece % len(sums)]
         begin, end = _rows_of_piece(kind, height, rows, piece)
         total[:] = 0.0
         if kind == DIAGONALS:
-            for i in range(begin, end):
+            i, width = begin, simd.lanes(flat)
+            while i + 4 <= end and columns >= 3 * width:
+                rest = 4 * _fours(end - i)
+                count = (columns + 1 - rest) // width * width
+                at, place, tail = i * columns, rows - 1 - i, columns - count
+                _sum_into_4(total, place, flat, at, columns + 1, count, rest // 4, squares, unit)
+                for k in range(rest):
+                    row = at + k * columns
+                    _sum_ends(total, place - k, flat, row, columns, k, tail - k, squares, unit)
+                i += rest
+            for i in range(i, end):
                 _sum_into(total, rows - 1 - i, flat, i * columns, columns, squares, unit)
         elif kind == LABELS:
             for i in range(begin, end):
@@ -356,8 +415,9 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
-                    _sum_into_4(goal, j, flat, i * columns + j, columns, count, squares, unit)
-                    i += 4
+                    fours, at = _fours(end - i), i * columns + j
+                    _sum_into_4(goal, j, flat, at, columns, count, fours, squares, unit)
+                    i += 4 * fours
                 while i < end:
                     _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
                     i += 1
@@ -417,26 +477,42 @@ def spread(values, width, line):
             line[j] = value
 
 
+@helper(forceinline=True)
+def _treated(a, value, clip, zeros):
+    """A register, clipped or multiplied; zeros where the value is none above 0."""
+    if clip:
+        new = simd.copy_sign(simd.smaller(simd.magnitude(a), value), a)
+    else:
+        new = simd.multiply(a, value)
+    return simd.where(simd.above(value, zeros), new, zeros)
+
+
 @helper
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
     width, zero = simd.lanes(flat), flat.dtype.type(0)
     zeros = simd.splat(zero)
     whole = count // width * width
-    if clip:
-        for j in range(0, whole, width):
-            a, bound = simd.load(flat, at + j), simd.load(values, place + j)
-            clipped = simd.copy_sign(simd.smaller(simd.magnitude(a), bound), a)
-            simd.store(simd.where(simd.above(bound, zeros), clipped, zeros), goal, at + j)
-    else:
-        for j in range(0, whole, width):
-            a, factor = simd.load(flat, at + j), simd.load(values, place + j)
-            product = simd.multiply(a, factor)
-            simd.store(simd.where(simd.above(factor, zeros), product, zeros), goal, at + j)
+    for j in range(0, whole, width):
+        a, value = simd.load(flat, at + j), simd.load(values, place + j)
+        simd.store(_treated(a, value, clip, zeros), goal, at + j)
     for j in range(whole, count):
         a, value = flat[at + j], values[place + j]
         treated = math.copysign(min(abs(a), value), a) if clip else a * value
         goal[at + j] = treated if value > zero else zero
+
+
+@helper
+def _treat_past(flat, at, count, clip, values, place, goal):
+    """`_treat`, written past the caches."""
+    width, zeros = simd.lanes(flat), simd.splat(flat.dtype.type(0))
+    begin = min(passes.to_line(goal, at), count)
+    whole = begin + (count - begin) // width * width
+    _treat(flat, at, begin, clip, values, place, goal)
+    for j in range(begin, whole, width):
+        a, value = simd.load(flat, at + j), simd.load(values, place + j)
+        simd.stream(_treated(a, value, clip, zeros), goal, at + j)
+    _treat(flat, at + whole, count - whole, clip, values, place + whole, goal)
 
 
 @helper
@@ -461,6 +537,23 @@ def _treat_all(flat, at, count, clip, value, goal):
         goal[at + j] = treated if value > zero else zero
 
 
+@helper
+def _treat_all_past(flat, at, count, clip, value, goal):
+    """`_treat_all`, written past the caches."""
+    width, zero = simd.lanes(flat), flat.dtype.type(0)
+    zeros, same = simd.splat(zero), simd.splat(value if value > zero else zero)
+    begin = min(passes.to_line(goal, at), count)
+    whole = begin + (count - begin) // width * width
+    _treat_all(flat, at, begin, clip, value, goal)
+    if value > zero:
+        for j in range(begin, whole, width):
+            simd.stream(_treated(simd.load(flat, at + j), same, clip, zeros), goal, at + j)
+    else:
+        for j in range(begin, whole, width):
+            simd.stream(zeros, goal, at + j)
+    _treat_all(flat, at + whole, count - whole, clip, value, goal)
+
+
 @kernel
 def apply(x, clip, kind, height, width, labels, values, out, first, last):
     """Clip or multiply the rows first..last−1 by their groups' values, which are float64."""
@@ -468,6 +561,7 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     flat, goal = x.reshape(-1), out.reshape(-1)
     real = x.dtype.type
     across = (columns + width - 1) // width
+    past = passes.beyond_caches(flat, goal)
     line = np.empty(columns if kind != DIAGONALS else values.size, x.dtype)
     if kind == DIAGONALS:
         for g in range(values.size):
@@ -475,7 +569,11 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     held = -1
     for i in range(first, last):
         if kind == BLOCKS and across == 1:
-            _treat_all(flat, i * columns, columns, clip, real(values[i // height]), goal)
+            value = real(values[i // height])
+            if past:
+                _treat_all_past(flat, i * columns, columns, clip, value, goal)
+            else:
+                _treat_all(flat, i * columns, columns, clip, value, goal)
             continue
         place = 0
         if kind == DIAGONALS:
@@ -486,7 +584,12 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
         elif i // height != held:
             held = i // height
             spread(values[held * across : (held + 1) * across], width, line)
-        _treat(flat, i * columns, columns, clip, line, place, goal)
+        if past:
+            _treat_past(flat, i * columns, columns, clip, line, place, goal)
+        else:
+            _treat(flat, i * columns, columns, clip, line, place, goal)
+    if past:
+        simd.drain()
 
 
 @kernel
@@ -513,13 +616,16 @@ def shrink(values, starts, radii, norms, tol, first, last):
 
 
 @helper
-def _largest_and_roots(sums, squares):
-    """The largest of the sums, of which roots are taken in place if they are squares."""
-    top = passes.largest(sums, False)
+def _finish(sums, squares, norms):
+    """Turn sums into norms, of whatever precision these are; returns the largest sum."""
+    real = norms.dtype.type
     if squares:
-        for g in range(sums.size):
-            sums[g] = math.sqrt(sums[g])
-    return top
+        for g in range(norms.size):
+            norms[g] = math.sqrt(real(sums[g]))
+    else:
+        for g in range(norms.size):
+            norms[g] = sums[g]
+    return passes.largest(sums, False)
 
 
 @kernel
@@ -538,6 +644,7 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
     across = norms.shape[1]
     some = max(TILE // max(across, 1), 1)
     tops = np.empty((some if inner == LINF else 0, across), x.dtype)
+    sums = np.empty((0 if inner == LINF else some, across))
     for begin in range(first, last, some):
         end = min(begin + some, last)
         most[begin:end] = 0.0
@@ -548,15 +655,21 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
                 for j in range(across):
                     row[j] = top[j]
         else:
-            sum_pieces(x, inner == L2, unit, kind, height, width, labels, norms, begin, end)
-            most[begin] = _largest_and_roots(norms[begin:end].reshape(-1), inner == L2)
+            sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, begin, end)
+            for piece in range(begin, end):
+                top = _finish(sums[piece % some], inner == L2, norms[piece])
+                most[begin] = _larger(most[begin], top)
 
 
 @kernel
 def join_norms(pieces, kind, height, inner, norms):
     """The groups' norms from those of the pieces; returns the largest sum."""
-    join(pieces, kind, height, norms, inner == LINF)
-    return 1.0 if inner == LINF else _largest_and_roots(norms, inner == L2)
+    if inner == LINF:
+        join(pieces, kind, height, norms, True)
+        return 1.0
+    sums = np.empty(norms.size)
+    join(pieces, kind, height, sums, False)
+    return _finish(sums, inner == L2, norms)
 
 
 @kernel
@@ -572,7 +685,7 @@ def all_norms(x, unit, kind, height, width, labels, inner, norms):
         tops = np.empty((count, across), x.dtype)
         max_pieces(x, kind, height, width, labels, tops, 0, count)
         return join_norms(tops, kind, height, inner, norms)
-    sums = norms.reshape(1, -1) if kind == LABELS else np.empty((count, across))
+    sums = np.empty((count, across))
     sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
     return join_norms(sums, kind, height, inner, norms)
 
@@ -607,13 +720,15 @@ def to_factors(norms, u, first, last):
 
 @kernel
 def project(
-    x, inner, kind, height, width, labels, number, outer, bound, feasible, tol, out, radii, info
+    x, inner, kind, height, width, labels, room, outer, bound, feasible, tol, out, radii, info
 ):  # fmt: skip
     """The whole projection by one thread; linf and l2.  False where the norms need another unit.
 
-    `number` is that of the groups; for `radii` and `info` see `settle`.
+    `room` has two rows of as many entries as there are groups: Numba would take them page by
+    page where they are large.  For `radii` and `info` see `settle`.
     """
-    norms, u = np.empty(number), np.empty(number)
+    norms, u = room[0], room[1]
+    number = norms.size
     top = all_norms(x, 1.0, kind, height, width, labels, inner, norms)
     if inner == L2 and not in_range(top, x):
         return False

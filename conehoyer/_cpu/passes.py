@@ -13,6 +13,7 @@ from .._jit import helper, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
+FAR = 1 << 25  # bytes; caches rarely hold more
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
@@ -553,6 +554,22 @@ def _soft(v, absolute, anchor, offset, dust, factor):
     return simd.where(simd.above(d, dust), scaled, simd.sub(dust, dust))
 
 
+@kernel
+def beyond_caches(x, out):
+    """Whether to write a result of x past the caches: what is overwritten is not read first.
+
+    Not in place, where it has been read; and only where entries do not straddle cache lines.
+    """
+    place = simd.address(out)
+    return 2 * x.size * x.itemsize >= FAR and place != simd.address(x) and place % x.itemsize == 0
+
+
+@helper
+def to_line(out, at):
+    """Number of entries from ``out[at]`` on before the next cache line begins."""
+    return -(simd.address(out) + at * out.itemsize) % simd.LINE // out.itemsize
+
+
 @helper
 def write_soft(z, absolute, anchor, offset, dust, factor, out):
     """out = sign(z)·factor·d where d = (a − anchor) − offset exceeds dust, else 0.
@@ -569,6 +586,20 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
         valid = simd.first_lanes(anchor, z.size - whole)
         v = simd.load_part(z, whole, valid)
         simd.store_part(_soft(v, absolute, anchor, offset, dust, factor), valid, out, whole)
+
+
+@helper
+def write_soft_past(z, absolute, anchor, offset, dust, factor, out):
+    """`write_soft`, past the caches; `out` is not `z`."""
+    width = simd.lanes(z)
+    begin = min(to_line(out, 0), z.size)
+    whole = begin + (z.size - begin) // width * width
+    write_soft(z[:begin], absolute, anchor, offset, dust, factor, out[:begin])
+    write_soft(z[whole:], absolute, anchor, offset, dust, factor, out[whole:])
+    anchor, offset = simd.splat(anchor), simd.splat(offset)
+    dust, factor = simd.splat(dust), simd.splat(factor)
+    for i in range(begin, whole, width):
+        simd.stream(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
 
 
 @helper(forceinline=True)

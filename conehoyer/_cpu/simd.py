@@ -196,6 +196,42 @@ def store_part(typingctx, a, mask, array, index):
 
 
 @intrinsic
+def stream(typingctx, a, array, index):
+    """Store the lanes past the caches, where a cache line begins; `drain` comes after the last."""
+
+    def codegen(context, builder, signature, args):
+        store = builder.store(args[0], _pointer(context, builder, array, args[1], args[2], a))
+        store.align = LINE
+        hint = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", hint)
+        return context.get_dummy_value()
+
+    return types.void(a, array, index), codegen
+
+
+@intrinsic
+def drain(typingctx):
+    """Whoever sees what is written from here on sees what `stream` has written, too."""
+
+    def codegen(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def address(typingctx, array):
+    """Where the first entry lies."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(array)(context, builder, args[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.int64(array), codegen
+
+
+@intrinsic
 def first_lanes(typingctx, a, count):
     """The mask of the first `count` lanes of a."""
 
