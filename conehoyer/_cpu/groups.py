@@ -106,14 +106,14 @@ def _max_down_4(flat, at, step):
 
 @helper
 def _max_into_4(tops, place, flat, at, step, count, fours):
-    """Take `fours` times four rows, `step` entries apart, at once."""
+    """Take once or twice four rows, `step` entries apart, at once."""
     width = simd.lanes(flat)
     whole = count // width * width
     for j in range(0, whole, width):
         top, i = simd.load(tops, place + j), at + j
-        for _ in range(fours):
-            top = simd.larger(top, _max_down_4(flat, i, step))
-            i += 4 * step
+        top = simd.larger(top, _max_down_4(flat, i, step))
+        if fours == 2:
+            top = simd.larger(top, _max_down_4(flat, i + 4 * step, step))
         simd.store(top, tops, place + j)
     for i in range(4 * fours):
         for j in range(whole, count):
@@ -279,14 +279,14 @@ def _sum_down_4(flat, at, step, squares, scale):
 
 @helper
 def _sum_into_4(sums, place, flat, at, step, count, fours, squares, unit):
-    """Add the terms of `fours` times four rows, `step` entries apart, four by four."""
+    """Add the terms of once or twice four rows, `step` entries apart, four by four."""
     width, scale = simd.lanes(flat), simd.splat(unit)
     whole = count // width * width
     for j in range(0, whole, width):
         total, i = simd.load_like(scale, sums, place + j), at + j
-        for _ in range(fours):
-            total = simd.add(total, _sum_down_4(flat, i, step, squares, scale))
-            i += 4 * step
+        total = simd.add(total, _sum_down_4(flat, i, step, squares, scale))
+        if fours == 2:
+            total = simd.add(total, _sum_down_4(flat, i + 4 * step, step, squares, scale))
         simd.store(total, sums, place + j)
     for k in range(fours):
         for j in range(whole, count):  # in the same order: equal columns have equal sums
@@ -487,7 +487,7 @@ def _treated(a, value, clip, zeros):
     return simd.where(simd.above(value, zeros), new, zeros)
 
 
-@helper
+@helper(forceinline=True)  # a call takes as long as fifty entries
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
     width, zero = simd.lanes(flat), flat.dtype.type(0)
@@ -515,7 +515,7 @@ def _treat_past(flat, at, count, clip, values, place, goal):
     _treat(flat, at + whole, count - whole, clip, values, place + whole, goal)
 
 
-@helper
+@helper(forceinline=True)
 def _treat_all(flat, at, count, clip, value, goal):
     """`_treat` with one value."""
     width, zero = simd.lanes(flat), flat.dtype.type(0)
@@ -617,7 +617,7 @@ def shrink(values, starts, radii, norms, tol, first, last):
 
 @helper
 def _finish(sums, squares, norms):
-    """Turn sums into norms, of whatever precision these are; returns the largest sum."""
+    """Turn sums or maxima into norms, of whatever precision these are."""
     real = norms.dtype.type
     if squares:
         for g in range(norms.size):
@@ -625,7 +625,6 @@ def _finish(sums, squares, norms):
     else:
         for g in range(norms.size):
             norms[g] = sums[g]
-    return passes.largest(sums, False)
 
 
 @kernel
@@ -645,20 +644,21 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
     some = max(TILE // max(across, 1), 1)
     tops = np.empty((some if inner == LINF else 0, across), x.dtype)
     sums = np.empty((0 if inner == LINF else some, across))
-    for begin in range(first, last, some):
-        end = min(begin + some, last)
-        most[begin:end] = 0.0
+    most[first:last] = 0.0
+    begin = first
+    while begin < last:
+        place = begin % some
+        end = min(begin + some - place, last)
+        done = norms[begin:end].reshape(-1)
         if inner == LINF:
             max_pieces(x, kind, height, width, labels, tops, begin, end)
-            for piece in range(begin, end):
-                row, top = norms[piece], tops[piece % some]
-                for j in range(across):
-                    row[j] = top[j]
+            _finish(tops[place : place + end - begin].reshape(-1), False, done)
         else:
             sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, begin, end)
-            for piece in range(begin, end):
-                top = _finish(sums[piece % some], inner == L2, norms[piece])
-                most[begin] = _larger(most[begin], top)
+            found = sums[place : place + end - begin].reshape(-1)
+            most[begin] = passes.largest(found, False)
+            _finish(found, inner == L2, done)
+        begin = end
 
 
 @kernel
@@ -669,7 +669,8 @@ def join_norms(pieces, kind, height, inner, norms):
         return 1.0
     sums = np.empty(norms.size)
     join(pieces, kind, height, sums, False)
-    return _finish(sums, inner == L2, norms)
+    _finish(sums, inner == L2, norms)
+    return passes.largest(sums, False)
 
 
 @kernel
