@@ -452,29 +452,33 @@ def join(pieces, kind, height, norms, largest):
 
 
 @helper
-def spread(values, width, line):
-    """Repeat each value `width` times, in the precision of the line."""
+def spread(values, width, count, line):
+    """Repeat each value `width` times, `count` entries in all, in the precision of the line.
+
+    The line has room for a register more: most blocks are written by whole registers, and what
+    is too much is written over by the next.
+    """
     whole, real = 0, line.dtype.type
     if width == 1:
-        for b in range(line.size):
+        for b in range(count):
             line[b] = values[b]
         return
-    if width == 4:  # the common small block: no inner loop
-        zeros, step = simd.splat(real(0)), simd.lanes(line)
-        whole = line.size // 4 // step * step
+    step = simd.lanes(line)
+    if width == 4:  # the common small block
+        zeros = simd.splat(real(0))
+        whole = count // 4 // step * step
         for b in range(0, whole, step):
             four = simd.narrow(simd.load_like(zeros, values, b), zeros)
             simd.store_four_times(four, line, 4 * b)
-    elif width % 4 == 0:  # four stores at once become one
-        whole = line.size // width
-        for b in range(whole):
-            part, value = line[b * width : (b + 1) * width], real(values[b])
-            for j in range(0, width, 4):
-                part[j] = part[j + 1] = part[j + 2] = part[j + 3] = value
-    for b in range(whole, values.size):
-        value = real(values[b])
-        for j in range(b * width, min(b * width + width, line.size)):
-            line[j] = value
+    if width <= step:
+        for b in range(whole, values.size):
+            simd.store(simd.splat(real(values[b])), line, b * width)
+        return
+    for b in range(values.size):
+        value, j, end = simd.splat(real(values[b])), b * width, min(b * width + width, count)
+        while j < end:
+            simd.store(value, line, j)
+            j += step
 
 
 @helper(forceinline=True)
@@ -562,7 +566,7 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     real = x.dtype.type
     across = (columns + width - 1) // width
     past = passes.beyond_caches(flat, goal)
-    line = np.empty(columns if kind != DIAGONALS else values.size, x.dtype)
+    line = np.empty((columns if kind != DIAGONALS else values.size) + simd.lanes(x), x.dtype)
     if kind == DIAGONALS:
         for g in range(values.size):
             line[g] = values[g]
@@ -583,7 +587,7 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
                 line[j] = values[labels[i, j]]
         elif i // height != held:
             held = i // height
-            spread(values[held * across : (held + 1) * across], width, line)
+            spread(values[held * across : (held + 1) * across], width, columns, line)
         if past:
             _treat_past(flat, i * columns, columns, clip, line, place, goal)
         else:
