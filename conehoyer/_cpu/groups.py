@@ -21,6 +21,7 @@ BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
 
 PIECE = 512  # rows whose sums are taken by one thread, in one order
+LOW = 8  # rows of a block below which its columns are joined as they are read
 TILE = 4096  # columns whose running sums stay in the first cache
 
 
@@ -130,17 +131,34 @@ def _max_ends(tops, place, flat, at, count):
 
 
 @helper
-def _max_of_4_by_4(flat, at, step, count, top):
-    """Maxima of blocks of 4 × 4 side by side; returns how many of the columns have been done."""
+def _max_fours(flat, at, step, count, four, first, tops):
+    """Take four neighbours each of a row, or of four, into the running maxima, if not the `first`.
+
+    Four registers at a time; returns how many of the columns have been done.
+    """
     width = simd.lanes(flat)
     whole = count // (4 * width) * (4 * width)
-    for j in range(0, whole, 4 * width):
-        a, b = _max_down_4(flat, at + j, step), _max_down_4(flat, at + j + width, step)
-        c = _max_down_4(flat, at + j + 2 * width, step)
-        d = _max_down_4(flat, at + j + 3 * width, step)
-        ab = simd.larger(simd.even(a, b), simd.odd(a, b))
-        cd = simd.larger(simd.even(c, d), simd.odd(c, d))
-        simd.store(simd.larger(simd.even(ab, cd), simd.odd(ab, cd)), top, j // 4)
+    place = 0
+    if four:
+        for j in range(at, at + whole, 4 * width):
+            a, b = _max_down_4(flat, j, step), _max_down_4(flat, j + width, step)
+            c = _max_down_4(flat, j + 2 * width, step)
+            d = _max_down_4(flat, j + 3 * width, step)
+            top = simd.largest_fours(a, b, c, d)
+            if not first:
+                top = simd.larger(simd.load(tops, place), top)
+            simd.store(top, tops, place)
+            place += width
+    else:
+        for j in range(at, at + whole, 4 * width):
+            a, b = simd.load(flat, j), simd.load(flat, j + width)
+            c, d = simd.load(flat, j + 2 * width), simd.load(flat, j + 3 * width)
+            a, b, c, d = simd.magnitude(a), simd.magnitude(b), simd.magnitude(c), simd.magnitude(d)
+            top = simd.largest_fours(a, b, c, d)
+            if not first:
+                top = simd.larger(simd.load(tops, place), top)
+            simd.store(top, tops, place)
+            place += width
     return whole
 
 
@@ -179,6 +197,39 @@ def _max_by_width(line, width, top):
         top[b] = most
 
 
+@helper
+def _copy_ends(flat, at, step, rows, count, ends):
+    """Copy the ends of rows into `ends`, zeros behind each."""
+    length = ends.size // 4
+    ends[:] = 0
+    for i in range(rows):
+        for j in range(count):
+            ends[i * length + j] = flat[at + i * step + j]
+
+
+@helper
+def _max_of_low_blocks(flat, at, step, rows, columns, width, line, ends, top):
+    """Maxima of blocks side by side, few rows high, whose width is a multiple of four."""
+    i = 0
+    if width == 4 and columns % (ends.size // 4) == 0:
+        while i < rows:
+            four = rows - i >= 4
+            _max_fours(flat, at + i * step, step, columns, four, i == 0, top)
+            i += 4 if four else 1
+        return
+    line = line[: (columns + width + ends.size) // 4]
+    line[:] = 0
+    while i < rows:
+        four, row = rows - i >= 4, at + i * step
+        done = _max_fours(flat, row, step, columns, four, False, line)
+        if done < columns:
+            _copy_ends(flat, row + done, step, 4 if four else 1, columns - done, ends)
+            length, behind = ends.size // 4, line[done // 4 :]
+            _max_fours(ends, 0, length, length, four, False, behind)
+        i += 4 if four else 1
+    _max_by_width(line[: top.size * (width // 4)], width // 4, top)
+
+
 @kernel
 def max_pieces(x, kind, height, width, labels, tops, first, last):
     """Fill rows first..last−1 of `tops`: the largest magnitudes of the pieces.
@@ -188,7 +239,9 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
     rows, columns = x.shape
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
-    line = np.empty(columns if blocks else 0, x.dtype)
+    low = blocks and width % 4 == 0 and height < LOW
+    ends = np.empty(16 * simd.lanes(flat) if low else 0, x.dtype)
+    line = np.empty(columns + width + ends.size if blocks else 0, x.dtype)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             tops[i % len(tops), 0] = _max_of(flat, i * columns, columns)
@@ -207,8 +260,9 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                 for k in range(rest):
                     _max_ends(top, place - k, flat, at + k * columns, columns)
                 i += rest
-            for i in range(i, end):
+            while i < end:
                 _max_into(top, rows - 1 - i, flat, i * columns, columns)
+                i += 1
         elif kind == LABELS:
             for i in range(begin, end):
                 for j in range(columns):
@@ -217,12 +271,14 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
         elif width == columns:
             for i in range(begin, end):
                 top[0] = _larger(top[0], _max_of(flat, i * columns, columns))
+        elif low:
+            _max_of_low_blocks(
+                flat, begin * columns, columns, end - begin, columns, width, line, ends, top
+            )
         else:
-            goal, done = line if blocks else top, 0
-            if blocks and width == 4 and end - begin == 4:
-                done = _max_of_4_by_4(flat, begin * columns, columns, columns, top)
-            goal[done:] = 0
-            for j in range(done, columns, TILE):
+            goal = line[:columns] if blocks else top
+            goal[:] = 0
+            for j in range(0, columns, TILE):
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
@@ -233,7 +289,7 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                     _max_into(goal, j, flat, i * columns + j, count)
                     i += 1
             if blocks:
-                _max_by_width(line[done:], width, top[done // width :])
+                _max_by_width(goal, width, top)
 
 
 # --- l1, l2: sums ----------------------------------------------------------------------
@@ -314,19 +370,60 @@ def _sum_ends(sums, place, flat, at, count, head, tail, squares, unit):
 
 
 @helper
-def _sum_of_4_by_4(flat, at, step, count, squares, unit, total):
-    """Sums of blocks of 4 × 4 side by side; returns how many of the columns have been done."""
+def _sum_fours(flat, at, step, count, four, first, squares, unit, sums):
+    """Add the terms of four neighbours each of a row, or of four, to the sums, if not the `first`.
+
+    Four registers at a time; returns how many of the columns have been done.
+    """
     width, scale = simd.lanes(flat), simd.splat(unit)
     whole = count // (4 * width) * (4 * width)
-    for j in range(0, whole, 4 * width):
-        a = _sum_down_4(flat, at + j, step, squares, scale)
-        b = _sum_down_4(flat, at + j + width, step, squares, scale)
-        c = _sum_down_4(flat, at + j + 2 * width, step, squares, scale)
-        d = _sum_down_4(flat, at + j + 3 * width, step, squares, scale)
-        ab = simd.add(simd.even(a, b), simd.odd(a, b))
-        cd = simd.add(simd.even(c, d), simd.odd(c, d))
-        simd.store(simd.add(simd.even(ab, cd), simd.odd(ab, cd)), total, j // 4)
+    place = 0
+    if four:
+        for j in range(at, at + whole, 4 * width):
+            a = _sum_down_4(flat, j, step, squares, scale)
+            b = _sum_down_4(flat, j + width, step, squares, scale)
+            c = _sum_down_4(flat, j + 2 * width, step, squares, scale)
+            d = _sum_down_4(flat, j + 3 * width, step, squares, scale)
+            total = simd.sum_fours(a, b, c, d)
+            if not first:
+                total = simd.add(simd.load_like(scale, sums, place), total)
+            simd.store(total, sums, place)
+            place += width
+    else:
+        for j in range(at, at + whole, 4 * width):
+            a = _terms(flat, j, squares, scale)
+            b = _terms(flat, j + width, squares, scale)
+            c = _terms(flat, j + 2 * width, squares, scale)
+            d = _terms(flat, j + 3 * width, squares, scale)
+            total = simd.widen(simd.sum_fours(a, b, c, d))
+            if not first:
+                total = simd.add(simd.load_like(scale, sums, place), total)
+            simd.store(total, sums, place)
+            place += width
     return whole
+
+
+@helper
+def _sum_of_low_blocks(flat, at, step, rows, columns, width, squares, unit, line, ends, total):
+    """Sums of blocks side by side, few rows high, whose width is a multiple of four."""
+    i = 0
+    if width == 4 and columns % (ends.size // 4) == 0:
+        while i < rows:
+            four, new = rows - i >= 4, i == 0
+            _sum_fours(flat, at + i * step, step, columns, four, new, squares, unit, total)
+            i += 4 if four else 1
+        return
+    line = line[: (columns + width + ends.size) // 4]
+    line[:] = 0.0
+    while i < rows:
+        four, row = rows - i >= 4, at + i * step
+        done = _sum_fours(flat, row, step, columns, four, False, squares, unit, line)
+        if done < columns:
+            _copy_ends(flat, row + done, step, 4 if four else 1, columns - done, ends)
+            length, behind = ends.size // 4, line[done // 4 :]
+            _sum_fours(ends, 0, length, length, four, False, squares, unit, behind)
+        i += 4 if four else 1
+    sum_by_width(line[: total.size * (width // 4)], width // 4, total)
 
 
 @helper
@@ -369,7 +466,8 @@ def sum_by_width(line, width, total):
 def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last):
     """Fill rows first..last−1 of `sums`: Σ|x| or Σx² over the pieces of the groups.
 
-    Where `sums` has fewer rows, they are numbered round and round.  At most four terms are added in the data's precision, all else in float64.
+    Where `sums` has fewer rows, they are numbered round and round.  At most four
+    terms are added in the data's precision, all else in float64.
     """
     rows, columns = x.shape
     unit = x.dtype.type(unit)
@@ -377,7 +475,10 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     blocks = kind == BLOCKS and 1 < width < columns
     # Whole blocks, which can be halved: 1 × 8 blocks of 1,003 columns take a fourth less time.
     # And the order of the sums is that of the matrix with zeros attached.
-    line = np.empty((columns + width - 1) // width * width if blocks else 0)
+    whole = (columns + width - 1) // width * width
+    low = blocks and width % 4 == 0 and height < LOW
+    ends = np.empty(16 * simd.lanes(flat) if low else 0, x.dtype)
+    line = np.empty(whole + ends.size if blocks else 0)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             sums[i % len(sums), 0] = _sum_of(flat, i * columns, columns, squares, unit)
@@ -397,8 +498,9 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                     row = at + k * columns
                     _sum_ends(total, place - k, flat, row, columns, k, tail - k, squares, unit)
                 i += rest
-            for i in range(i, end):
+            while i < end:
                 _sum_into(total, rows - 1 - i, flat, i * columns, columns, squares, unit)
+                i += 1
         elif kind == LABELS:
             for i in range(begin, end):
                 for j in range(columns):
@@ -406,12 +508,15 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
         elif width == columns:
             for i in range(begin, end):
                 total[0] += _sum_of(flat, i * columns, columns, squares, unit)
+        elif low:
+            _sum_of_low_blocks(
+                flat, begin * columns, columns, end - begin, columns, width, squares, unit,
+                line, ends, total,
+            )  # fmt: skip
         else:
-            goal, done = line if blocks else total, 0
-            if blocks and width == 4 and end - begin == 4:
-                done = _sum_of_4_by_4(flat, begin * columns, columns, columns, squares, unit, total)
-            goal[done:] = 0.0
-            for j in range(done, columns, TILE):
+            goal = line[:whole] if blocks else total
+            goal[:] = 0.0
+            for j in range(0, columns, TILE):
                 count = min(TILE, columns - j)
                 i = begin
                 while i + 4 <= end:
@@ -422,7 +527,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                     _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
                     i += 1
             if blocks:
-                sum_by_width(line[done:], width, total[done // width :])
+                sum_by_width(goal, width, total)
 
 
 @kernel

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import helper, kernel
-from . import groups
+from . import groups, simd
 
 RUN = 2048  # entries of a row taken at a time: they stay in the cache for what follows
 LONG = 4 * RUN  # whole rows up to here are: memory without gaps is read a tenth faster
@@ -246,7 +246,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     columns, width = shape[1], shape[3]
     length = _run(columns, shape[2])
     sums, norms, limits = np.empty(length), np.empty(length), np.empty(length)
-    line = np.empty(length, p.dtype)
+    line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
         sums[: length if width > length else wide] = 0.0
@@ -264,8 +264,8 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
         _to_norms(norm, sums, limit, p, at, tall, wide, shape)
         for b in range(count):
             norm[b] = m.shrinkage(norm[b], limit[b])
-        used = line[: min(wide, length)]
-        groups.spread(norm, min(width, used.size), used)
+        used = min(wide, length)
+        groups.spread(norm, min(width, used), used, line)
         for i in range(tall):
             for j in range(0, wide, length):
                 start = at + i * columns + j
