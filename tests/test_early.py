@@ -100,7 +100,7 @@ def test_which_way(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_beyond_the_caches(dtype):
     """There a branch that is mispredicted waits for memory: fewer entries count as few."""
-    n = engine.FAR // dtype().nbytes + 1000
+    n = passes.FAR // dtype().nbytes + 1000
     x, out = np.random.default_rng(n).standard_normal(n).astype(dtype), np.empty(n, dtype)
     for k, early in ((n // 2000, not simd.PLAIN), (n // 100, False)):
         level = ch.level_for_nnz(x, k)
