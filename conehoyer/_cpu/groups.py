@@ -20,6 +20,9 @@ from .arrays import LOG, STATUS, WANTED
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
 
+# For calls of kernels: to Numba, True and 0 are types, for which it would compile them once more.
+YES, NO, NONE, ONE = np.bool_(True), np.bool_(False), np.int64(0), np.int64(1)
+
 PIECE = 512  # rows whose sums are taken by one thread, in one order
 LOW = 8  # rows of a block below which its columns are joined as they are read
 TILE = 4096  # columns whose running sums stay in the first cache
@@ -718,7 +721,7 @@ def shrink(values, starts, radii, norms, tol, first, last):
         elif radii[g] < norms[g]:
             table[0, WANTED] = radii[g]
             row = part.reshape(1, part.size)
-            engine.project_rows(m.L1, True, tol, False, row, row, False, table, 0, 1)
+            engine.project_rows(m.L1, YES, tol, NO, row, row, NO, table, NONE, ONE)
 
 
 # --- one matrix ----------------------------------------------------------------------------
@@ -844,8 +847,8 @@ def project(
         return False
     info[WANTED] = bound
     engine.project_rows(
-        outer, True, tol, False, norms.reshape(1, number), u.reshape(1, number), True,
-        info.reshape(1, info.size), 0, 1,
+        outer, YES, tol, NO, norms.reshape(1, number), u.reshape(1, number), YES,
+        info.reshape(1, info.size), NONE, ONE,
     )  # fmt: skip
     if info[STATUS] == m.NONFINITE:
         return True
