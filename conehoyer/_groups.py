@@ -15,6 +15,8 @@ from ._threads import run_split
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
 _SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
+_LONG = 4096  # entries of the rows that short ones are joined to
+_SHORT = 256  # bytes of a group below which rows as groups are joined, too
 _NO_LABELS = np.empty((0, 0), np.intp)
 
 
@@ -44,11 +46,24 @@ class Groups(NamedTuple):
     number: int
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
+    joined: int = 1  # rows that the kernels see as one: each row costs a few calls
 
     @property
     def layout(self) -> tuple:
         """What the kernels are told."""
         return self[:4]
+
+    def seen(self, stack) -> np.ndarray:
+        """View (batch, M, N) matrices as the kernels take them."""
+        count, rows, columns = stack.shape
+        if self.whole:
+            return stack.reshape(1, *self.labels.shape)
+        return stack.reshape(count, rows // self.joined, columns * self.joined)
+
+    def in_order(self, columns: int) -> bool:
+        """Whether in rows of so many entries each group lies in one piece, one after the other."""
+        lies = self.width == columns or (self.height == 1 and columns % self.width == 0)
+        return self.kind == kernels.BLOCKS and lies
 
 
 def matrices(x) -> Matrices:
@@ -115,9 +130,9 @@ def parse(groups, x: Matrices) -> Groups:
     rows, columns = x.array.shape[-2:]
     if isinstance(groups, str):
         if groups == "columns":
-            return _blocks(rows, 1, rows, columns, x.turned, groups)
+            return _blocks(rows, 1, rows, columns, x.turned, x.work, groups)
         if groups == "rows":
-            return _blocks(1, columns, rows, columns, x.turned, groups)
+            return _blocks(1, columns, rows, columns, x.turned, x.work, groups)
         if groups == "diagonals":
             count = max(rows + columns - 1, 0)
             return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), count)
@@ -132,19 +147,26 @@ def parse(groups, x: Matrices) -> Groups:
             raise TypeError(f"groups: a block shape must be two integers, got {groups!r}") from None
         if height < 1 or width < 1:
             raise ValueError(f"groups: the sides of a block must be >= 1, got {groups!r}")
-        return _blocks(height, width, rows, columns, x.turned)
+        return _blocks(height, width, rows, columns, x.turned, x.work)
     return _labels(groups, x)
 
 
 @lru_cache(maxsize=64)
-def _blocks(height, width, rows, columns, turned, lines=""):
+def _blocks(height, width, rows, columns, turned, dtype, lines=""):
     shape = {"columns": (columns,), "rows": (rows,)}.get(lines)
     if shape is None:
         shape = (-(-rows // height), -(-columns // width))
     height, width = max(min(height, rows), 1), max(min(width, columns), 1)
     if turned:
         height, width = width, height
-    return Groups(kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape), lines=lines)
+    joined = 1
+    rows, columns = (columns, rows) if turned else (rows, columns)
+    short = width < columns or width * dtype.itemsize < _SHORT
+    if short and height == 1 and columns and columns % width == 0:
+        joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
+    return Groups(
+        kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape), False, lines, joined
+    )
 
 
 def _labels(groups, x):
@@ -256,9 +278,9 @@ def gathered(z, groups: Groups):
     The order is None where the matrix lies so, or its transpose does: see `scattered`.
     """
     rows, columns = z.shape
-    if groups.kind == kernels.BLOCKS and groups.width == columns:
-        starts = np.minimum(np.arange(groups.number + 1) * groups.height, rows) * columns
-        return z.reshape(-1), starts, None
+    if groups.in_order(columns):
+        each = groups.height * groups.width
+        return z.reshape(-1), np.minimum(np.arange(groups.number + 1) * each, z.size), None
     if groups.kind == kernels.BLOCKS and groups.width == 1 and groups.height == rows:
         return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows, None
     if groups.kind == kernels.LABELS:
@@ -279,7 +301,7 @@ def scattered(values, order, groups: Groups, out):
     """Put the entries back into a matrix."""
     if order is not None:
         out.reshape(-1)[order] = values
-    elif groups.width == out.shape[1]:
+    elif groups.in_order(out.shape[1]):
         out.reshape(-1)[:] = values
     else:
         out[...] = values.reshape(out.shape[::-1]).T

@@ -221,13 +221,12 @@ def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_outpu
     read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     info = np.zeros((len(bounds), 4))
     radii = np.zeros((len(bounds), parts.number if full_output or work.needs_radii else 0))
-    if read.size and len(read) == 1 and not parts.whole:
-        work.run(read[0], bounds[0], write[0], radii[0], info[0], workers)
+    goal = write
+    if parts.whole or parts.joined > 1:
+        read, goal = parts.seen(read), parts.seen(write)
+    if read.size and len(read) == 1:
+        work.run(read[0], bounds[0], goal[0], radii[0], info[0], workers)
     elif read.size:
-        goal = write
-        if parts.whole:
-            flat = (1, *parts.labels.shape)
-            read, goal = read.reshape(flat), write.reshape(flat)
         if work.check_finite and len(read) > 1 and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten
@@ -574,9 +573,7 @@ def level_for_groups(
     norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
     batch = () if parts.whole else data.batch
     counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1").astype(np.int64)
-    read = _groups.source(data)
-    if parts.whole:
-        read = read.reshape(1, parts.labels.shape[0], parts.labels.shape[1])
+    read = parts.seen(_groups.source(data))
     levels = np.empty(len(counts))
     for b in range(len(counts)):
         if not read.size:

@@ -198,7 +198,8 @@ def test_labels_of_full_shape_are_one_projection():
     for inner in INNER:
         x, info = ch.project_bilevel(y, 1.5, groups=heads, inner=inner, full_output=True)
         expected = ch.project_bilevel(y.reshape(4, 30), 1.5, groups="rows", inner=inner)
-        np.testing.assert_allclose(x, expected.reshape(y.shape), rtol=0, atol=1e-14)
+        few = 4 * np.spacing(info.radii.max())  # sums in another order
+        np.testing.assert_allclose(x, expected.reshape(y.shape), rtol=0, atol=few)
         assert info.radii.shape == (4,)
         assert np.shape(info.level) == ()
         np.testing.assert_array_equal(info.mask, np.broadcast_to(info.kept[:, None, None], y.shape))

@@ -67,6 +67,12 @@ def _larger(a, b):
     return a if a >= b or a != a else b
 
 
+@helper(forceinline=True)
+def _joined(a, b, largest):
+    """The larger of two registers of magnitudes, or their sum."""
+    return simd.larger(a, b) if largest else simd.add(a, b)
+
+
 @helper
 def _halve(line, count, largest):
     """Join each two neighbours of ``line[:2 * count]``: the larger, or the sum."""
@@ -74,13 +80,41 @@ def _halve(line, count, largest):
     whole = count // width * width
     for j in range(0, whole, width):
         a, b = simd.load(line, 2 * j), simd.load(line, 2 * j + width)
-        if largest:
-            simd.store(simd.larger(simd.even(a, b), simd.odd(a, b)), line, j)
-        else:
-            simd.store(simd.add(simd.even(a, b), simd.odd(a, b)), line, j)
+        simd.store(_joined(simd.even(a, b), simd.odd(a, b), largest), line, j)
     for j in range(whole, count):
         a, b = line[2 * j], line[2 * j + 1]
         line[j] = _larger(a, b) if largest else a + b
+
+
+@helper
+def _join_neighbours(line, width, goal, largest):
+    """Join each `width` neighbours of a line to a number of `goal`.
+
+    The line, which has room for two registers more, is spent.
+    """
+    count, step = goal.size * width, simd.lanes(line)
+    while width % 2 == 0:
+        count //= 2
+        width //= 2
+        _halve(line, count, largest)
+    if width < step:
+        if width > 1:  # from every entry on, most of them for nothing: but all at once
+            for j in range(0, count, step):
+                a = simd.load(line, j)
+                for k in range(j + 1, j + width):
+                    a = _joined(a, simd.load(line, k), largest)
+                simd.store(a, line, j)
+        for b in range(goal.size):
+            goal[b] = line[b * width]
+        return
+    for b in range(goal.size):
+        at, end = b * width, b * width + width
+        a = simd.load(line, at)
+        for j in range(at + step, end - step + 1, step):
+            a = _joined(a, simd.load(line, j), largest)
+        rest = simd.first_lanes(a, width % step)
+        a = _joined(a, simd.load_part(line, end - width % step, rest), largest)
+        goal[b] = simd.largest(a) if largest else simd.total(a)
 
 
 # --- linf ------------------------------------------------------------------------------
@@ -133,36 +167,37 @@ def _max_ends(tops, place, flat, at, count):
         simd.store(simd.larger(simd.load(tops, place + j), a), tops, place + j)
 
 
-@helper
-def _max_fours(flat, at, step, count, four, first, tops):
-    """Take four neighbours each of a row, or of four, into the running maxima, if not the `first`.
+@helper(forceinline=True)
+def _max_by_fours(a, b, c, d):
+    """The largest of each four neighbours."""
+    ab = simd.larger(simd.even(a, b), simd.odd(a, b))
+    cd = simd.larger(simd.even(c, d), simd.odd(c, d))
+    return simd.larger(simd.even(ab, cd), simd.odd(ab, cd))
 
-    Four registers at a time; returns how many of the columns have been done.
-    """
-    width = simd.lanes(flat)
-    whole = count // (4 * width) * (4 * width)
-    place = 0
-    if four:
-        for j in range(at, at + whole, 4 * width):
+
+@helper
+def _max_fours(flat, at, count, step, rows, tops):
+    """The largest of each four neighbours, all rows together; four registers of `count` at once."""
+    width, place = simd.lanes(flat), 0
+    if rows == 4:  # as a loop it takes a tenth longer
+        for j in range(at, at + count, 4 * width):
             a, b = _max_down_4(flat, j, step), _max_down_4(flat, j + width, step)
             c = _max_down_4(flat, j + 2 * width, step)
             d = _max_down_4(flat, j + 3 * width, step)
-            top = simd.largest_fours(a, b, c, d)
-            if not first:
-                top = simd.larger(simd.load(tops, place), top)
-            simd.store(top, tops, place)
+            simd.store(_max_by_fours(a, b, c, d), tops, place)
             place += width
-    else:
-        for j in range(at, at + whole, 4 * width):
-            a, b = simd.load(flat, j), simd.load(flat, j + width)
-            c, d = simd.load(flat, j + 2 * width), simd.load(flat, j + 3 * width)
-            a, b, c, d = simd.magnitude(a), simd.magnitude(b), simd.magnitude(c), simd.magnitude(d)
-            top = simd.largest_fours(a, b, c, d)
-            if not first:
-                top = simd.larger(simd.load(tops, place), top)
-            simd.store(top, tops, place)
-            place += width
-    return whole
+        return
+    for j in range(at, at + count, 4 * width):
+        a = b = c = d = simd.splat(flat.dtype.type(0))
+        i = j
+        for _ in range(rows):
+            a = simd.larger(a, simd.magnitude(simd.load(flat, i)))
+            b = simd.larger(b, simd.magnitude(simd.load(flat, i + width)))
+            c = simd.larger(c, simd.magnitude(simd.load(flat, i + 2 * width)))
+            d = simd.larger(d, simd.magnitude(simd.load(flat, i + 3 * width)))
+            i += step
+        simd.store(_max_by_fours(a, b, c, d), tops, place)
+        place += width
 
 
 @helper
@@ -176,61 +211,42 @@ def _max_of(flat, at, count):
         b = simd.larger(b, simd.magnitude(simd.load(flat, j + width)))
         c = simd.larger(c, simd.magnitude(simd.load(flat, j + 2 * width)))
         d = simd.larger(d, simd.magnitude(simd.load(flat, j + 3 * width)))
-    top = simd.largest(simd.larger(simd.larger(a, b), simd.larger(c, d)))
-    for j in range(at + whole, at + count):
-        top = _larger(top, abs(flat[j]))
-    return top
-
-
-@helper
-def _max_by_width(line, width, top):
-    """Maxima of neighbours, `width` at a time; the line is spent."""
-    count = line.size
-    while width % 2 == 0 and count % 2 == 0:
-        count //= 2
-        width //= 2
-        _halve(line, count, True)
-    if width == 1:
-        top[:] = line[:count]
-        return
-    for b in range(top.size):
-        most = line[b * width]
-        for j in range(b * width, min(b * width + width, count)):
-            most = _larger(most, line[j])
-        top[b] = most
+    a = simd.larger(simd.larger(a, b), simd.larger(c, d))
+    while whole < count:
+        rest = simd.first_lanes(a, count - whole)
+        a = simd.larger(a, simd.magnitude(simd.load_part(flat, at + whole, rest)))
+        whole += width
+    return simd.largest(a)
 
 
 @helper
 def _copy_ends(flat, at, step, rows, count, ends):
-    """Copy the ends of rows into `ends`, zeros behind each."""
-    length = ends.size // 4
-    ends[:] = 0
+    """Copy the ends of rows into the rows of `ends`, zeros behind each."""
     for i in range(rows):
-        for j in range(count):
-            ends[i * length + j] = flat[at + i * step + j]
+        for j in range(ends.shape[1]):
+            ends[i, j] = flat[at + i * step + j] if j < count else 0
 
 
 @helper
-def _max_of_low_blocks(flat, at, step, rows, columns, width, line, ends, top):
-    """Maxima of blocks side by side, few rows high, whose width is a multiple of four."""
-    i = 0
-    if width == 4 and columns % (ends.size // 4) == 0:
-        while i < rows:
-            four = rows - i >= 4
-            _max_fours(flat, at + i * step, step, columns, four, i == 0, top)
-            i += 4 if four else 1
+def _max_of_low_blocks(flat, at, step, rows, width, line, ends, top):
+    """Maxima of blocks side by side, few rows high, whose width is a multiple of four.
+
+    `step` is the length of a row; `line` has room for a quarter of the blocks' columns and two
+    registers, and `ends` for four registers of each row.
+    """
+    length = ends.shape[1]
+    whole = step // length * length
+    if width == 4 and whole == step:
+        _max_fours(flat, at, whole, step, rows, top)
         return
-    line = line[: (columns + width + ends.size) // 4]
-    line[:] = 0
-    while i < rows:
-        four, row = rows - i >= 4, at + i * step
-        done = _max_fours(flat, row, step, columns, four, False, line)
-        if done < columns:
-            _copy_ends(flat, row + done, step, 4 if four else 1, columns - done, ends)
-            length, behind = ends.size // 4, line[done // 4 :]
-            _max_fours(ends, 0, length, length, four, False, behind)
-        i += 4 if four else 1
-    _max_by_width(line[: top.size * (width // 4)], width // 4, top)
+    _max_fours(flat, at, whole, step, rows, line)
+    done = whole // 4
+    if whole < step:
+        _copy_ends(flat, at + whole, step, rows, step - whole, ends)
+        _max_fours(ends.reshape(-1), 0, length, length, rows, line[done:])
+        done += length // 4
+    line[done : top.size * (width // 4)] = 0
+    _join_neighbours(line, width // 4, top, True)
 
 
 @kernel
@@ -243,8 +259,9 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
     low = blocks and width % 4 == 0 and height < LOW
-    ends = np.empty(16 * simd.lanes(flat) if low else 0, x.dtype)
-    line = np.empty(columns + width + ends.size if blocks else 0, x.dtype)
+    ends = np.empty((height, 4 * simd.lanes(flat)) if low else (0, 0), x.dtype)
+    whole = (columns + width - 1) // width * width  # with zeros: all blocks are as wide
+    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0, x.dtype)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             tops[i % len(tops), 0] = _max_of(flat, i * columns, columns)
@@ -275,11 +292,9 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
             for i in range(begin, end):
                 top[0] = _larger(top[0], _max_of(flat, i * columns, columns))
         elif low:
-            _max_of_low_blocks(
-                flat, begin * columns, columns, end - begin, columns, width, line, ends, top
-            )
+            _max_of_low_blocks(flat, begin * columns, columns, end - begin, width, line, ends, top)
         else:
-            goal = line[:columns] if blocks else top
+            goal = line[:whole] if blocks else top
             goal[:] = 0
             for j in range(0, columns, TILE):
                 count = min(TILE, columns - j)
@@ -292,7 +307,7 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                     _max_into(goal, j, flat, i * columns + j, count)
                     i += 1
             if blocks:
-                _max_by_width(goal, width, top)
+                _join_neighbours(line, width, top, True)
 
 
 # --- l1, l2: sums ----------------------------------------------------------------------
@@ -328,12 +343,12 @@ def _sum_into(sums, place, flat, at, count, squares, unit):
 
 @helper(forceinline=True)
 def _sum_down_4(flat, at, step, squares, scale):
-    """The sums of four registers of terms, `step` entries apart, as float64."""
+    """The sums of four registers of terms, `step` entries apart, in the data's precision."""
     ab = simd.add(_terms(flat, at, squares, scale), _terms(flat, at + step, squares, scale))
     cd = simd.add(
         _terms(flat, at + 2 * step, squares, scale), _terms(flat, at + 3 * step, squares, scale)
     )
-    return simd.widen(simd.add(ab, cd))
+    return simd.add(ab, cd)
 
 
 @helper
@@ -343,9 +358,10 @@ def _sum_into_4(sums, place, flat, at, step, count, fours, squares, unit):
     whole = count // width * width
     for j in range(0, whole, width):
         total, i = simd.load_like(scale, sums, place + j), at + j
-        total = simd.add(total, _sum_down_4(flat, i, step, squares, scale))
+        total = simd.add(total, simd.widen(_sum_down_4(flat, i, step, squares, scale)))
         if fours == 2:
-            total = simd.add(total, _sum_down_4(flat, i + 4 * step, step, squares, scale))
+            i += 4 * step
+            total = simd.add(total, simd.widen(_sum_down_4(flat, i, step, squares, scale)))
         simd.store(total, sums, place + j)
     for k in range(fours):
         for j in range(whole, count):  # in the same order: equal columns have equal sums
@@ -372,61 +388,59 @@ def _sum_ends(sums, place, flat, at, count, head, tail, squares, unit):
         simd.store(simd.add(simd.load_like(terms, sums, place + j), terms), sums, place + j)
 
 
-@helper
-def _sum_fours(flat, at, step, count, four, first, squares, unit, sums):
-    """Add the terms of four neighbours each of a row, or of four, to the sums, if not the `first`.
+@helper(forceinline=True)
+def _sum_by_fours(a, b, c, d):
+    """The sums of each four neighbours, as float64."""
+    ab = simd.add(simd.even(a, b), simd.odd(a, b))
+    cd = simd.add(simd.even(c, d), simd.odd(c, d))
+    return simd.widen(simd.add(simd.even(ab, cd), simd.odd(ab, cd)))
 
-    Four registers at a time; returns how many of the columns have been done.
-    """
-    width, scale = simd.lanes(flat), simd.splat(unit)
-    whole = count // (4 * width) * (4 * width)
-    place = 0
-    if four:
-        for j in range(at, at + whole, 4 * width):
+
+@helper(forceinline=True)
+def _sum_fours(flat, at, count, step, rows, squares, unit, sums):
+    """`_max_fours` for sums of the terms, which are taken in the data's precision."""
+    width, scale, place = simd.lanes(flat), simd.splat(unit), 0
+    if rows == 4:
+        for j in range(at, at + count, 4 * width):
             a = _sum_down_4(flat, j, step, squares, scale)
             b = _sum_down_4(flat, j + width, step, squares, scale)
             c = _sum_down_4(flat, j + 2 * width, step, squares, scale)
             d = _sum_down_4(flat, j + 3 * width, step, squares, scale)
-            total = simd.sum_fours(a, b, c, d)
-            if not first:
-                total = simd.add(simd.load_like(scale, sums, place), total)
-            simd.store(total, sums, place)
+            simd.store(_sum_by_fours(a, b, c, d), sums, place)
             place += width
-    else:
-        for j in range(at, at + whole, 4 * width):
-            a = _terms(flat, j, squares, scale)
-            b = _terms(flat, j + width, squares, scale)
-            c = _terms(flat, j + 2 * width, squares, scale)
-            d = _terms(flat, j + 3 * width, squares, scale)
-            total = simd.widen(simd.sum_fours(a, b, c, d))
-            if not first:
-                total = simd.add(simd.load_like(scale, sums, place), total)
-            simd.store(total, sums, place)
-            place += width
-    return whole
+        return
+    for j in range(at, at + count, 4 * width):
+        a = b = c = d = simd.splat(unit - unit)
+        i = j
+        for _ in range(rows):
+            a = simd.add(a, _terms(flat, i, squares, scale))
+            b = simd.add(b, _terms(flat, i + width, squares, scale))
+            c = simd.add(c, _terms(flat, i + 2 * width, squares, scale))
+            d = simd.add(d, _terms(flat, i + 3 * width, squares, scale))
+            i += step
+        simd.store(_sum_by_fours(a, b, c, d), sums, place)
+        place += width
 
 
 @helper
-def _sum_of_low_blocks(flat, at, step, rows, columns, width, squares, unit, line, ends, total):
-    """Sums of blocks side by side, few rows high, whose width is a multiple of four."""
-    i = 0
-    if width == 4 and columns % (ends.size // 4) == 0:
-        while i < rows:
-            four, new = rows - i >= 4, i == 0
-            _sum_fours(flat, at + i * step, step, columns, four, new, squares, unit, total)
-            i += 4 if four else 1
+def _sum_of_low_blocks(flat, at, step, rows, width, squares, unit, line, ends, total):
+    """`_max_of_low_blocks` for sums."""
+    length = ends.shape[1]
+    whole = step // length * length
+    goal = total if width == 4 and whole == step else line
+    if squares:  # asked once: asked at each register, it takes up to twice as long
+        _sum_fours(flat, at, whole, step, rows, True, unit, goal)
+    else:
+        _sum_fours(flat, at, whole, step, rows, False, unit, goal)
+    if width == 4 and whole == step:
         return
-    line = line[: (columns + width + ends.size) // 4]
-    line[:] = 0.0
-    while i < rows:
-        four, row = rows - i >= 4, at + i * step
-        done = _sum_fours(flat, row, step, columns, four, False, squares, unit, line)
-        if done < columns:
-            _copy_ends(flat, row + done, step, 4 if four else 1, columns - done, ends)
-            length, behind = ends.size // 4, line[done // 4 :]
-            _sum_fours(ends, 0, length, length, four, False, squares, unit, behind)
-        i += 4 if four else 1
-    sum_by_width(line[: total.size * (width // 4)], width // 4, total)
+    done = whole // 4
+    if whole < step:
+        _copy_ends(flat, at + whole, step, rows, step - whole, ends)
+        _sum_fours(ends.reshape(-1), 0, length, length, rows, squares, unit, line[done:])
+        done += length // 4
+    line[done : total.size * (width // 4)] = 0.0
+    sum_neighbours(line, width // 4, total)
 
 
 @helper
@@ -441,47 +455,35 @@ def _sum_of(flat, at, count, squares, unit):
             _terms(flat, j + 2 * width, squares, scale), _terms(flat, j + 3 * width, squares, scale)
         )
         total = simd.add(total, simd.widen(simd.add(ab, cd)))
-    result = simd.total(total)
-    for j in range(at + whole, at + count):
-        result += np.float64(_term(flat[j], squares, unit))
-    return result
+    while whole < count:
+        rest = simd.first_lanes(scale, count - whole)
+        a = simd.multiply(simd.load_part(flat, at + whole, rest), scale)
+        total = simd.add(total, simd.widen(simd.multiply(a, a) if squares else simd.magnitude(a)))
+        whole += width
+    return simd.total(total)
 
 
 @helper
-def sum_by_width(line, width, total):
-    """Sums of neighbours, `width` at a time; the line is spent."""
-    count = line.size
-    while width % 2 == 0 and count % 2 == 0:
-        count //= 2
-        width //= 2
-        _halve(line, count, False)
-    if width == 1:
-        total[:] = line[:count]
-        return
-    for b in range(total.size):
-        s = 0.0
-        for j in range(b * width, min(b * width + width, count)):
-            s += line[j]
-        total[b] = s
+def sum_neighbours(line, width, totals):
+    """The sums of each `width` neighbours; the line, which is two registers longer, is spent."""
+    _join_neighbours(line, width, totals, False)
 
 
 @kernel
 def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last):
     """Fill rows first..last−1 of `sums`: Σ|x| or Σx² over the pieces of the groups.
 
-    Where `sums` has fewer rows, they are numbered round and round.  At most four
-    terms are added in the data's precision, all else in float64.
+    Where `sums` has fewer rows, they are numbered round and round.  At most four terms are added
+    in the data's precision, those of four columns in blocks of few rows, and all else in float64.
     """
     rows, columns = x.shape
     unit = x.dtype.type(unit)
     flat = x.reshape(-1)
     blocks = kind == BLOCKS and 1 < width < columns
-    # Whole blocks, which can be halved: 1 × 8 blocks of 1,003 columns take a fourth less time.
-    # And the order of the sums is that of the matrix with zeros attached.
     whole = (columns + width - 1) // width * width
     low = blocks and width % 4 == 0 and height < LOW
-    ends = np.empty(16 * simd.lanes(flat) if low else 0, x.dtype)
-    line = np.empty(whole + ends.size if blocks else 0)
+    ends = np.empty((height, 4 * simd.lanes(flat)) if low else (0, 0), x.dtype)
+    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0)
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             sums[i % len(sums), 0] = _sum_of(flat, i * columns, columns, squares, unit)
@@ -513,9 +515,8 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                 total[0] += _sum_of(flat, i * columns, columns, squares, unit)
         elif low:
             _sum_of_low_blocks(
-                flat, begin * columns, columns, end - begin, columns, width, squares, unit,
-                line, ends, total,
-            )  # fmt: skip
+                flat, begin * columns, columns, end - begin, width, squares, unit, line, ends, total
+            )
         else:
             goal = line[:whole] if blocks else total
             goal[:] = 0.0
@@ -530,7 +531,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                     _sum_into(goal, j, flat, i * columns + j, count, squares, unit)
                     i += 1
             if blocks:
-                sum_by_width(goal, width, total)
+                sum_neighbours(line, width, total)
 
 
 @kernel
@@ -591,27 +592,25 @@ def spread(values, width, count, line):
 
 @helper(forceinline=True)
 def _treated(a, value, clip, zeros):
-    """A register, clipped or multiplied; zeros where the value is none above 0."""
+    """A register, clipped or multiplied; adding zeros makes +0 of −0."""
     if clip:
-        new = simd.copy_sign(simd.smaller(simd.magnitude(a), value), a)
-    else:
-        new = simd.multiply(a, value)
-    return simd.where(simd.above(value, zeros), new, zeros)
+        return simd.add(simd.copy_sign(simd.smaller(simd.magnitude(a), value), a), zeros)
+    return simd.multiply_add(a, value, zeros)
 
 
 @helper(forceinline=True)  # a call takes as long as fifty entries
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
-    width, zero = simd.lanes(flat), flat.dtype.type(0)
-    zeros = simd.splat(zero)
+    width, zeros = simd.lanes(flat), simd.splat(flat.dtype.type(0))
     whole = count // width * width
     for j in range(0, whole, width):
         a, value = simd.load(flat, at + j), simd.load(values, place + j)
         simd.store(_treated(a, value, clip, zeros), goal, at + j)
-    for j in range(whole, count):
-        a, value = flat[at + j], values[place + j]
-        treated = math.copysign(min(abs(a), value), a) if clip else a * value
-        goal[at + j] = treated if value > zero else zero
+    if whole < count:
+        rest = simd.first_lanes(zeros, count - whole)
+        a = simd.load_part(flat, at + whole, rest)
+        value = simd.load_part(values, place + whole, rest)
+        simd.store_part(_treated(a, value, clip, zeros), rest, goal, at + whole)
 
 
 @helper
@@ -643,10 +642,10 @@ def _treat_all(flat, at, count, clip, value, goal):
     else:
         for j in range(0, whole, width):
             simd.store(simd.multiply(simd.load(flat, at + j), same), goal, at + j)
-    for j in range(whole, count):
-        a = flat[at + j]
-        treated = math.copysign(min(abs(a), value), a) if clip else a * value
-        goal[at + j] = treated if value > zero else zero
+    if whole < count:
+        rest = simd.first_lanes(same, count - whole)
+        a = _treated(simd.load_part(flat, at + whole, rest), same, clip, simd.splat(zero))
+        simd.store_part(a, rest, goal, at + whole)
 
 
 @helper
@@ -668,7 +667,7 @@ def _treat_all_past(flat, at, count, clip, value, goal):
 
 @kernel
 def apply(x, clip, kind, height, width, labels, values, out, first, last):
-    """Clip or multiply the rows first..last−1 by their groups' values, which are float64."""
+    """Clip or multiply the rows first..last−1 by their groups' values, none of them below 0."""
     rows, columns = x.shape
     flat, goal = x.reshape(-1), out.reshape(-1)
     real = x.dtype.type

@@ -195,17 +195,14 @@ def _limits(limits, threshold, gamma, block):
 
 
 @helper
-def _to_norms(norms, sums, limits, p, at, tall, wide, shape):
-    """The norms of a tile's blocks, from the sums of squares of its columns, which are spent.
+def _to_norms(norms, sums, across, limits, p, at, tall, wide, shape):
+    """The norms of a tile's blocks, from `across` sums of squares each, which are spent.
 
     Where squares over- or underflow, the block is read again; not if its norm is so far below
     its limit that zero will do.
     """
     _, columns, _, width = shape
-    if width > sums.size:
-        groups.sum_by_width(sums, sums.size, norms)
-    else:
-        groups.sum_by_width(sums[:wide], width, norms)
+    groups.sum_neighbours(sums, across, norms)
     lost = False
     for b in range(norms.size):
         s = norms[b]
@@ -245,11 +242,12 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     """
     columns, width = shape[1], shape[3]
     length = _run(columns, shape[2])
-    sums, norms, limits = np.empty(length), np.empty(length), np.empty(length)
+    across, norms, limits = min(width, length), np.empty(length), np.empty(length)
+    sums = np.empty(length + 16)  # and two registers
     line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[: length if width > length else wide] = 0.0
+        sums[: count * across] = 0.0
         for i in range(tall):
             for j in range(0, wide, length):
                 start = at + i * columns + j
@@ -261,7 +259,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
                 _add_squares(run, sums)
         norm, limit = norms[:count], limits[:count]
         _limits(limit, threshold, gamma, block)
-        _to_norms(norm, sums, limit, p, at, tall, wide, shape)
+        _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
         for b in range(count):
             norm[b] = m.shrinkage(norm[b], limit[b])
         used = min(wide, length)
@@ -277,17 +275,18 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
     """The weights γ of the blocks of tiles begin..end−1."""
     columns, width = shape[1], shape[3]
     length = _run(columns, shape[2])
-    sums, norms, limits = np.empty(length), np.empty(length), np.empty(length)
+    across, norms, limits = min(width, length), np.empty(length), np.empty(length)
+    sums = np.empty(length + 16)  # and two registers
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[: length if width > length else wide] = 0.0
+        sums[: count * across] = 0.0
         for i in range(tall):
             for j in range(0, wide, length):
                 start = at + i * columns + j
                 _add_squares(p[start : start + min(length, wide - j)], sums)
         norm, limit = norms[:count], limits[:count]
         limit[:] = eps
-        _to_norms(norm, sums, limit, p, at, tall, wide, shape)
+        _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
         weight = gamma[block : block + count]
         for b in range(count):
             weight[b] = m.block_weight(norm[b], eps)

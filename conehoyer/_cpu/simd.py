@@ -559,60 +559,6 @@ even = _lanes_of(0, "Every second lane of a, then of b, from the first on.")
 odd = _lanes_of(1, "Every second lane of a, then of b, from the second on.")
 
 
-def _folds(lanes, bits):
-    """How four registers are folded to one by neighbours: two pairs of masks, and one to order.
-
-    The first two leave what lies in one 128-bit part of a register there as long as they can:
-    to move it elsewhere takes the processor more time.
-    """
-    per = 128 // bits
-    parts = range(lanes // per)
-    inside = [
-        [r * lanes + p * per + j for p in parts for r in (0, 1) for j in range(k, per, 2)]
-        for k in (0, 1)
-    ]
-    across = [
-        [r * lanes + p * per + j for r in (0, 1) for p in parts[k::2] for j in range(per)]
-        for k in (0, 1)
-    ]
-    second = inside if per == 4 else across
-    entries = [[(r, j) for j in range(lanes)] for r in range(4)]
-
-    def fold(a, b, masks):
-        both = a + b
-        return [min(both[i], both[j]) for i, j in zip(*masks, strict=True)]
-
-    ab, cd = fold(*entries[:2], inside), fold(*entries[2:], inside)
-    held = fold(ab, cd, second)
-    return inside, second, sorted(range(lanes), key=lambda i: held[i])
-
-
-def _fold_4(join, doc):
-    def operation(typingctx, a, b, c, d):
-        first, second, order = _folds(a.lanes, a.element.bitwidth)
-
-        def codegen(context, builder, signature, args):
-            def constant(places):
-                return ir.Constant(ir.VectorType(ir.IntType(32), a.lanes), places)
-
-            def fold(x, y, masks):
-                return join(builder, *(builder.shuffle_vector(x, y, constant(p)) for p in masks))
-
-            folded = fold(fold(*args[:2], first), fold(*args[2:], first), second)
-            return builder.shuffle_vector(folded, folded, constant(order))
-
-        return a(a, a, a, a), codegen
-
-    operation.__doc__ = doc
-    return intrinsic(operation)
-
-
-largest_fours = _fold_4(_larger, "The largest of each four neighbours; NaN wins.")
-sum_fours = _fold_4(
-    lambda builder, a, b: builder.fadd(a, b), "The sums of each four neighbours, two by two."
-)
-
-
 @intrinsic
 def store_four_times(typingctx, a, array, index):
     """Store each lane four times in a row, at ``array[index:index + 4 * lanes]``."""
