@@ -398,17 +398,31 @@ def test_best_block_shape():
     w = sparse(rng, (256, 256), (16, 16), 0.1)
     shapes = [(1, 1), (16, 16), (256, 256)]
     best, costs = blocksparse.best_block_shape(w, shapes, 64, full_output=True)
-    assert best == min(costs, key=lambda cost: cost.seconds).block_shape
+    assert best == (16, 16)
     assert [cost.block_shape for cost in costs] == shapes
     for cost in costs:
         assert cost.n_blocks == compress(w, cost.block_shape).n_blocks
         assert cost.density == compress(w, cost.block_shape).density
         assert cost.seconds > 0
-    assert blocksparse.best_block_shape(w, iter(shapes), 64) in shapes  # times are never the same
+    assert blocksparse.best_block_shape(w, iter(shapes), 64) == best
     with pytest.raises(ValueError, match="shapes"):
         blocksparse.best_block_shape(w, [], 64)
     with pytest.raises(ValueError, match="n_cols"):
         blocksparse.best_block_shape(w, shapes, 0)
+
+
+def test_best_block_shape_adds_up_what_is_measured(monkeypatch):
+    """Rows of blocks and blocks cost what they are said to; the least sum wins."""
+    seconds = {(1, 1): (1.0, 0.5), (2, 4): (2.0, 3.0), (4, 2): (2.0, 3.0), (8, 8): (9.0, 20.0)}
+    monkeypatch.setattr(blocksparse, "_cost", lambda shape, size, dtype, n_cols: seconds[shape])
+    w = np.zeros((8, 12))
+    w[:2, :4] = w[6, 11] = 1.0
+    best, costs = blocksparse.best_block_shape(w, seconds, 64, full_output=True)
+    assert [cost.seconds for cost in costs] == [8 + 4.5, 4 * 2 + 2 * 3, 2 * 2 + 3 * 3, 9 + 2 * 20]
+    assert [cost.n_blocks for cost in costs] == [9, 2, 3, 2]
+    assert best == (1, 1)
+    seconds[1, 1] = 1.0, 1.0
+    assert blocksparse.best_block_shape(w, seconds, 64) == (4, 2)
 
 
 def dense_attention(q, k, v, kept, scale):
