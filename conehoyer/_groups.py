@@ -2,6 +2,7 @@
 
 import math
 import operator
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ _SHORT = 256  # bytes of a group below which rows as groups are joined, too
 _NO_LABELS = np.empty((0, 0), np.intp)
 
 
-class Matrices(NamedTuple):
+@dataclass(slots=True)
+class Matrices:
     """An input array, seen as matrices in its last two axes."""
 
     array: np.ndarray
@@ -140,15 +142,19 @@ def parse(groups, x: Matrices) -> Groups:
             "groups must be 'columns', 'rows', 'diagonals', a block shape or labels, "
             f"got {groups!r}"
         )
-    if isinstance(groups, tuple) and len(groups) == 2 and not np.iterable(groups[0]):
+    if not (isinstance(groups, tuple) and len(groups) == 2):
+        return _labels(groups, x)
+    height, width = groups
+    if type(height) is not int or type(width) is not int:
+        if np.iterable(height):
+            return _labels(groups, x)
         try:
-            height, width = (operator.index(side) for side in groups)
+            height, width = operator.index(height), operator.index(width)
         except TypeError:
             raise TypeError(f"groups: a block shape must be two integers, got {groups!r}") from None
-        if height < 1 or width < 1:
-            raise ValueError(f"groups: the sides of a block must be >= 1, got {groups!r}")
-        return _blocks(height, width, rows, columns, x.turned, x.work)
-    return _labels(groups, x)
+    if height < 1 or width < 1:
+        raise ValueError(f"groups: the sides of a block must be >= 1, got {groups!r}")
+    return _blocks(height, width, rows, columns, x.turned, x.work)
 
 
 @lru_cache(maxsize=64)

@@ -87,12 +87,12 @@ def _halve(line, count, largest):
 
 
 @helper
-def _join_neighbours(line, width, goal, largest):
-    """Join each `width` neighbours of a line to a number of `goal`.
+def _join_neighbours(line, width, goal, place, number, largest):
+    """Join each `width` neighbours of a line to a number, ``goal[place:place + number]``.
 
     The line, which has room for two registers more, is spent.
     """
-    count, step = goal.size * width, simd.lanes(line)
+    count, step = number * width, simd.lanes(line)
     while width % 2 == 0:
         count //= 2
         width //= 2
@@ -104,17 +104,23 @@ def _join_neighbours(line, width, goal, largest):
                 for k in range(j + 1, j + width):
                     a = _joined(a, simd.load(line, k), largest)
                 simd.store(a, line, j)
-        for b in range(goal.size):
-            goal[b] = line[b * width]
+        for b in range(number):
+            goal[place + b] = line[b * width]
         return
-    for b in range(goal.size):
+    for b in range(number):
         at, end = b * width, b * width + width
         a = simd.load(line, at)
         for j in range(at + step, end - step + 1, step):
             a = _joined(a, simd.load(line, j), largest)
         rest = simd.first_lanes(a, width % step)
         a = _joined(a, simd.load_part(line, end - width % step, rest), largest)
-        goal[b] = simd.largest(a) if largest else simd.total(a)
+        goal[place + b] = simd.largest(a) if largest else simd.total(a)
+
+
+@helper
+def _low(height, width, columns):
+    """Whether blocks are joined, four columns to one, as their few rows are read."""
+    return 1 < width < columns and width % 4 == 0 and height < LOW
 
 
 # --- linf ------------------------------------------------------------------------------
@@ -176,9 +182,9 @@ def _max_by_fours(a, b, c, d):
 
 
 @helper
-def _max_fours(flat, at, count, step, rows, tops):
+def _max_fours(flat, at, count, step, rows, tops, place):
     """The largest of each four neighbours, all rows together; four registers of `count` at once."""
-    width, place = simd.lanes(flat), 0
+    width = simd.lanes(flat)
     if rows == 4:  # as a loop it takes a tenth longer
         for j in range(at, at + count, 4 * width):
             a, b = _max_down_4(flat, j, step), _max_down_4(flat, j + width, step)
@@ -228,25 +234,26 @@ def _copy_ends(flat, at, step, rows, count, ends):
 
 
 @helper
-def _max_of_low_blocks(flat, at, step, rows, width, line, ends, top):
-    """Maxima of blocks side by side, few rows high, whose width is a multiple of four.
-
-    `step` is the length of a row; `line` has room for a quarter of the blocks' columns and two
-    registers, and `ends` for four registers of each row.
-    """
-    length = ends.shape[1]
-    whole = step // length * length
-    if width == 4 and whole == step:
-        _max_fours(flat, at, whole, step, rows, top)
-        return
-    _max_fours(flat, at, whole, step, rows, line)
-    done = whole // 4
-    if whole < step:
-        _copy_ends(flat, at + whole, step, rows, step - whole, ends)
-        _max_fours(ends.reshape(-1), 0, length, length, rows, line[done:])
-        done += length // 4
-    line[done : top.size * (width // 4)] = 0
-    _join_neighbours(line, width // 4, top, True)
+def _max_of_low_blocks(x, height, width, tops, first, last):
+    """`max_pieces` of blocks side by side that are `_low`."""
+    rows, columns = x.shape
+    flat, goal, length = x.reshape(-1), tops.reshape(-1), 4 * simd.lanes(x)
+    whole, across = columns // length * length, (columns + width - 1) // width
+    direct, fours, behind = width == 4 and whole == columns, across * (width // 4), whole // 4
+    line = np.empty(0 if direct else fours + length, x.dtype)
+    ends = np.empty((height if whole < columns else 0, length), x.dtype)
+    for block in range(first, last):
+        at, place = block * height * columns, block % len(tops) * across
+        tall = min(height, rows - block * height)
+        if direct:
+            _max_fours(flat, at, whole, columns, tall, goal, place)
+            continue
+        _max_fours(flat, at, whole, columns, tall, line, 0)
+        line[behind:fours] = 0
+        if whole < columns:
+            _copy_ends(flat, at + whole, columns, tall, columns - whole, ends)
+            _max_fours(ends.reshape(-1), 0, length, length, tall, line, behind)
+        _join_neighbours(line, width // 4, goal, place, across, True)
 
 
 @kernel
@@ -257,15 +264,16 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
     """
     rows, columns = x.shape
     flat = x.reshape(-1)
-    blocks = kind == BLOCKS and 1 < width < columns
-    low = blocks and width % 4 == 0 and height < LOW
-    ends = np.empty((height, 4 * simd.lanes(flat)) if low else (0, 0), x.dtype)
-    whole = (columns + width - 1) // width * width  # with zeros: all blocks are as wide
-    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0, x.dtype)
+    if kind == BLOCKS and _low(height, width, columns):
+        _max_of_low_blocks(x, height, width, tops, first, last)
+        return
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             tops[i % len(tops), 0] = _max_of(flat, i * columns, columns)
         return
+    blocks = kind == BLOCKS and 1 < width < columns
+    whole = (columns + width - 1) // width * width  # with zeros: all blocks are as wide
+    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0, x.dtype)
     for piece in range(first, last):
         top = tops[piece % len(tops)]
         begin, end = _rows_of_piece(kind, height, rows, piece)
@@ -291,8 +299,6 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
         elif width == columns:
             for i in range(begin, end):
                 top[0] = _larger(top[0], _max_of(flat, i * columns, columns))
-        elif low:
-            _max_of_low_blocks(flat, begin * columns, columns, end - begin, width, line, ends, top)
         else:
             goal = line[:whole] if blocks else top
             goal[:] = 0
@@ -307,7 +313,7 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
                     _max_into(goal, j, flat, i * columns + j, count)
                     i += 1
             if blocks:
-                _join_neighbours(line, width, top, True)
+                _join_neighbours(line, width, top, 0, top.size, True)
 
 
 # --- l1, l2: sums ----------------------------------------------------------------------
@@ -397,9 +403,9 @@ def _sum_by_fours(a, b, c, d):
 
 
 @helper(forceinline=True)
-def _sum_fours(flat, at, count, step, rows, squares, unit, sums):
+def _sum_fours(flat, at, count, step, rows, squares, unit, sums, place):
     """`_max_fours` for sums of the terms, which are taken in the data's precision."""
-    width, scale, place = simd.lanes(flat), simd.splat(unit), 0
+    width, scale = simd.lanes(flat), simd.splat(unit)
     if rows == 4:
         for j in range(at, at + count, 4 * width):
             a = _sum_down_4(flat, j, step, squares, scale)
@@ -423,24 +429,29 @@ def _sum_fours(flat, at, count, step, rows, squares, unit, sums):
 
 
 @helper
-def _sum_of_low_blocks(flat, at, step, rows, width, squares, unit, line, ends, total):
-    """`_max_of_low_blocks` for sums."""
-    length = ends.shape[1]
-    whole = step // length * length
-    goal = total if width == 4 and whole == step else line
-    if squares:  # asked once: asked at each register, it takes up to twice as long
-        _sum_fours(flat, at, whole, step, rows, True, unit, goal)
-    else:
-        _sum_fours(flat, at, whole, step, rows, False, unit, goal)
-    if width == 4 and whole == step:
-        return
-    done = whole // 4
-    if whole < step:
-        _copy_ends(flat, at + whole, step, rows, step - whole, ends)
-        _sum_fours(ends.reshape(-1), 0, length, length, rows, squares, unit, line[done:])
-        done += length // 4
-    line[done : total.size * (width // 4)] = 0.0
-    sum_neighbours(line, width // 4, total)
+def _sum_of_low_blocks(x, squares, unit, height, width, sums, first, last):
+    """`sum_pieces` of blocks side by side that are `_low`."""
+    rows, columns = x.shape
+    flat, goal, length = x.reshape(-1), sums.reshape(-1), 4 * simd.lanes(x)
+    whole, across = columns // length * length, (columns + width - 1) // width
+    direct, fours, behind = width == 4 and whole == columns, across * (width // 4), whole // 4
+    line = np.empty(0 if direct else fours + length)
+    ends = np.empty((height if whole < columns else 0, length), x.dtype)
+    for block in range(first, last):
+        at, place = block * height * columns, block % len(sums) * across
+        tall = min(height, rows - block * height)
+        to, start = (goal, place) if direct else (line, 0)
+        if squares:  # asked once: asked at each register, it takes up to twice as long
+            _sum_fours(flat, at, whole, columns, tall, True, unit, to, start)
+        else:
+            _sum_fours(flat, at, whole, columns, tall, False, unit, to, start)
+        if direct:
+            continue
+        line[behind:fours] = 0.0
+        if whole < columns:
+            _copy_ends(flat, at + whole, columns, tall, columns - whole, ends)
+            _sum_fours(ends.reshape(-1), 0, length, length, tall, squares, unit, line, behind)
+        _join_neighbours(line, width // 4, goal, place, across, False)
 
 
 @helper
@@ -466,7 +477,7 @@ def _sum_of(flat, at, count, squares, unit):
 @helper
 def sum_neighbours(line, width, totals):
     """The sums of each `width` neighbours; the line, which is two registers longer, is spent."""
-    _join_neighbours(line, width, totals, False)
+    _join_neighbours(line, width, totals, 0, totals.size, False)
 
 
 @kernel
@@ -479,15 +490,16 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
     rows, columns = x.shape
     unit = x.dtype.type(unit)
     flat = x.reshape(-1)
-    blocks = kind == BLOCKS and 1 < width < columns
-    whole = (columns + width - 1) // width * width
-    low = blocks and width % 4 == 0 and height < LOW
-    ends = np.empty((height, 4 * simd.lanes(flat)) if low else (0, 0), x.dtype)
-    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0)
+    if kind == BLOCKS and _low(height, width, columns):
+        _sum_of_low_blocks(x, squares, unit, height, width, sums, first, last)
+        return
     if kind == BLOCKS and height == 1 and width == columns:
         for i in range(first, last):
             sums[i % len(sums), 0] = _sum_of(flat, i * columns, columns, squares, unit)
         return
+    blocks = kind == BLOCKS and 1 < width < columns
+    whole = (columns + width - 1) // width * width
+    line = np.empty(whole + 2 * simd.lanes(flat) if blocks else 0)
     for piece in range(first, last):
         total = sums[piece % len(sums)]
         begin, end = _rows_of_piece(kind, height, rows, piece)
@@ -513,10 +525,6 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
         elif width == columns:
             for i in range(begin, end):
                 total[0] += _sum_of(flat, i * columns, columns, squares, unit)
-        elif low:
-            _sum_of_low_blocks(
-                flat, begin * columns, columns, end - begin, width, squares, unit, line, ends, total
-            )
         else:
             goal = line[:whole] if blocks else total
             goal[:] = 0.0
@@ -561,33 +569,34 @@ def join(pieces, kind, height, norms, largest):
 
 
 @helper
-def spread(values, width, count, line):
-    """Repeat each value `width` times, `count` entries in all, in the precision of the line.
+def spread(values, place, width, count, line):
+    """Repeat values, from ``values[place]`` on, `width` times each, `count` entries in all.
 
-    The line has room for a register more: most blocks are written by whole registers, and what
-    is too much is written over by the next.
+    In the precision of the line, which has room for a register more: most blocks are written by
+    whole registers, and what is too much is written over by the next.
     """
-    whole, real = 0, line.dtype.type
+    real, step = line.dtype.type, simd.lanes(line)
     if width == 1:
-        for b in range(count):
-            line[b] = values[b]
+        for j in range(count):
+            line[j] = values[place + j]
         return
-    step = simd.lanes(line)
+    j = 0
     if width == 4:  # the common small block
         zeros = simd.splat(real(0))
-        whole = count // 4 // step * step
-        for b in range(0, whole, step):
-            four = simd.narrow(simd.load_like(zeros, values, b), zeros)
-            simd.store_four_times(four, line, 4 * b)
+        while j + 4 * step <= count:
+            four = simd.narrow(simd.load_like(zeros, values, place), zeros)
+            simd.store_four_times(four, line, j)
+            j, place = j + 4 * step, place + step
     if width <= step:
-        for b in range(whole, values.size):
-            simd.store(simd.splat(real(values[b])), line, b * width)
+        while j < count:
+            simd.store(simd.splat(real(values[place])), line, j)
+            j, place = j + width, place + 1
         return
-    for b in range(values.size):
-        value, j, end = simd.splat(real(values[b])), b * width, min(b * width + width, count)
-        while j < end:
-            simd.store(value, line, j)
-            j += step
+    while j < count:
+        value, end = simd.splat(real(values[place])), min(j + width, count)
+        for k in range(j, end, step):
+            simd.store(value, line, k)
+        j, place = end, place + 1
 
 
 @helper(forceinline=True)
@@ -675,30 +684,30 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     past = passes.beyond_caches(flat, goal)
     line = np.empty((columns if kind != DIAGONALS else values.size) + simd.lanes(x), x.dtype)
     if kind == DIAGONALS:
-        for g in range(values.size):
-            line[g] = values[g]
-    held = -1
+        line[: values.size] = values
+    end = first  # of the rows that the line is right for
     for i in range(first, last):
+        at, place = i * columns, 0
         if kind == BLOCKS and across == 1:
             value = real(values[i // height])
             if past:
-                _treat_all_past(flat, i * columns, columns, clip, value, goal)
+                _treat_all_past(flat, at, columns, clip, value, goal)
             else:
-                _treat_all(flat, i * columns, columns, clip, value, goal)
+                _treat_all(flat, at, columns, clip, value, goal)
             continue
-        place = 0
         if kind == DIAGONALS:
             place = rows - 1 - i
         elif kind == LABELS:
             for j in range(columns):
                 line[j] = values[labels[i, j]]
-        elif i // height != held:
-            held = i // height
-            spread(values[held * across : (held + 1) * across], width, columns, line)
+        elif i == end:
+            block = i // height
+            end = block * height + height
+            spread(values, block * across, width, columns, line)
         if past:
-            _treat_past(flat, i * columns, columns, clip, line, place, goal)
+            _treat_past(flat, at, columns, clip, line, place, goal)
         else:
-            _treat(flat, i * columns, columns, clip, line, place, goal)
+            _treat(flat, at, columns, clip, line, place, goal)
     if past:
         simd.drain()
 
@@ -775,13 +784,12 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
 @kernel
 def join_norms(pieces, kind, height, inner, norms):
     """The groups' norms from those of the pieces; returns the largest sum."""
+    join(pieces, kind, height, norms, inner == LINF)
     if inner == LINF:
-        join(pieces, kind, height, norms, True)
         return 1.0
-    sums = np.empty(norms.size)
-    join(pieces, kind, height, sums, False)
-    _finish(sums, inner == L2, norms)
-    return passes.largest(sums, False)
+    most = passes.largest(norms, False)
+    _finish(norms, inner == L2, norms)
+    return most
 
 
 @kernel

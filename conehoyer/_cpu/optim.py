@@ -263,7 +263,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
         for b in range(count):
             norm[b] = m.shrinkage(norm[b], limit[b])
         used = min(wide, length)
-        groups.spread(norm, min(width, used), used, line)
+        groups.spread(norm, 0, min(width, used), used, line)
         for i in range(tall):
             for j in range(0, wide, length):
                 start = at + i * columns + j
