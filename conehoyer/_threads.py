@@ -106,16 +106,16 @@ def _get_jobs() -> SimpleQueue:
     global _jobs
     with _lock:
         if _jobs is None:
-            waiting.rest(np.zeros(1, np.int64), 0, _posted, -1)  # compiles, not in a thread of ours
+            lead = waiting.find_lead(_posted)  # compiles, not in a thread of ours
             jobs: SimpleQueue = SimpleQueue()
             for number in range(max(_available() - 1, 1)):
                 name = f"conehoyer_{number}"
-                threading.Thread(target=_serve, args=(jobs,), name=name, daemon=True).start()
+                threading.Thread(target=_serve, args=(jobs, lead), name=name, daemon=True).start()
             _jobs = jobs
         return _jobs
 
 
-def _serve(jobs: SimpleQueue) -> None:
+def _serve(jobs: SimpleQueue, lead: int) -> None:
     """Take parts for ever, and stay awake for a moment after each: a call may hand out several."""
     from ._cpu import waiting
 
@@ -129,7 +129,7 @@ def _serve(jobs: SimpleQueue) -> None:
         done.put(error)
         del task, done, error  # nothing is kept alive while the thread waits
         seen = _posted[0]
-        waiting.rest(ended, part - 1, _posted, seen if jobs.empty() else -1)
+        waiting.rest(ended, part - 1, _posted, seen if jobs.empty() else -1, lead)
 
 
 def _forget_threads() -> None:

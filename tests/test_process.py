@@ -211,9 +211,9 @@ from conehoyer._cpu import waiting
 
 waiting.for_all(np.array([1, 0, 1]))  # the second thread does not come
 marks, posted = np.zeros(2, np.int64), np.array([7])
-waiting.rest(marks, 1, posted, 7)  # nothing is posted
+waiting.rest(marks, 1, posted, 7, 1000)  # nothing is posted
 assert marks.tolist() == [0, 1]
-waiting.rest(marks, 0, posted, 6)  # something was
+waiting.rest(marks, 0, posted, 6, 1000)  # something was
 assert marks.tolist() == [1, 1]
 print("ok")
 """

@@ -7,7 +7,10 @@ Who waits awake yields the processor to other threads, and goes to sleep if they
 
 import platform
 import time
+from functools import partial
+from timeit import repeat
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -18,7 +21,7 @@ from .._jit import helper, kernel
 PAUSE = "llvm.x86.sse2.pause" if platform.machine().lower() in ("x86_64", "amd64") else ""
 CLOCK = getattr(time, "CLOCK_MONOTONIC", None)  # without it, as on Windows, threads sleep at once
 AWAKE = 0 if CLOCK is None else 1_000_000  # ns that a thread waits before it goes to sleep
-LEAD = min(AWAKE, 12_000)  # ns after which who hands out parts is in a kernel: the lock is free
+LEAD = 18  # short calls of a kernel, after which who hands out parts is in one: the lock is free
 LONG = AWAKE // 2  # ns after which it is better to sleep, if another thread had the processor
 LOOKS = 32  # between two looks at the clock
 
@@ -98,12 +101,22 @@ def for_all(marks):
 
 
 @kernel
-def rest(marks, place, posted, seen):
+def rest(marks, place, posted, seen, lead):
     """Set a mark, and wait until another number than `seen` is posted, or for a moment.
 
     The mark is set here, without the interpreter's lock, so that who waits for it has the lock at
-    once; and who has posted is left the time to be in a kernel, where it needs the lock no more.
+    once; and who has posted is left `lead` ns to be in a kernel, where it needs the lock no more.
     """
     _mark(marks, place)
     if seen >= 0 and _other(posted, 0, seen, AWAKE):
-        _other(posted, 0, _now(posted, 0), LEAD)
+        _other(posted, 0, _now(posted, 0), min(lead, AWAKE))
+
+
+def find_lead(posted):
+    """How many ns who hands out parts takes to be in a kernel, by how long a short call takes.
+
+    Too many are waited for nothing; with too few both want the lock, and one goes to sleep.
+    """
+    call = partial(rest, np.zeros(1, np.int64), 0, posted, -1, 0)
+    call()  # compiles
+    return int(min(1e9 * LEAD * min(repeat(call, number=5, repeat=9)) / 5, 12_000))
