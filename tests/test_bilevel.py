@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import conehoyer as ch
 
-KINDS = ["columns", "rows", "diagonals", (1, 1), (2, 3), (4, 4), (3, 100), (100, 1)]
+KINDS = ["columns", "rows", "diagonals"]
+KINDS += [(1, 1), (1, 3), (1, 7), (2, 3), (4, 4), (3, 100), (100, 1)]
 INNER = {"linf": np.max, "l2": lambda a: np.sqrt(np.sum(a * a)), "l1": np.sum}
 
 
@@ -83,7 +84,8 @@ def test_against_plain_numpy(groups, inner, shape, order):
 @pytest.mark.parametrize("groups", ["columns", "diagonals", (600, 2), (512, 3)], ids=str)
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_groups_taller_than_a_piece(groups, inner, workers):
+@pytest.mark.parametrize("scale", [1.0, 2.0**-525, 2.0**520])  # squares under- and overflow
+def test_groups_taller_than_a_piece(groups, inner, workers, scale):
     # The rows are cut in pieces, and the largest entries lie in the first one.
     y = np.random.default_rng(15).standard_normal((1100, 130)) * np.linspace(9, 1, 1100)[:, None]
     labels = labels_of(groups, *y.shape)
@@ -95,10 +97,11 @@ def test_groups_taller_than_a_piece(groups, inner, workers):
         norms = np.sqrt(norms) if inner == "l2" else norms
     radius = 0.3 * norms.sum()
     _, info = ch.project_bilevel(
-        y, radius=radius, groups=groups, inner=inner, workers=workers, full_output=True
-    )
-    expected = oracle.project_l1_ball(norms, radius).astype(float)
-    np.testing.assert_allclose(info.radii.ravel(), expected, rtol=0, atol=1e-11 * norms.max())
+        y * scale, radius=radius * scale, groups=groups, inner=inner, workers=workers,
+        full_output=True,
+    )  # fmt: skip
+    expected, radii = oracle.project_l1_ball(norms, radius).astype(float), info.radii.ravel()
+    np.testing.assert_allclose(radii / scale, expected, rtol=0, atol=1e-11 * norms.max())
 
 
 @pytest.mark.parametrize("groups", KINDS, ids=str)
@@ -474,16 +477,18 @@ def test_never_more_groups_than_wanted(y, groups, inner, wanted, feasible, trans
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("rows", [1, 3, 8, 21])
-@pytest.mark.parametrize("columns", [47, 64, 131, 256, 300])
+@pytest.mark.parametrize("columns", [6, 31, 47, 64, 131, 256, 300])
 def test_norms_by_registers(rows, columns, dtype):
     """Radii of a matrix that is feasible are its groups' norms, entry by entry in long double."""
     x = np.random.default_rng(rows * columns).standard_normal((rows, columns)).astype(dtype)
     wide = np.abs(x.astype(np.longdouble))
     i, j = np.indices(x.shape)
-    shapes = [(h, w) for h in (1, 2, 3, 4, 5, 7, 8, 9) for w in (2, 3, 4, 8, 12, 20, 32, 64)]
-    for groups in ["diagonals", *shapes]:
-        if groups == "diagonals":
-            labels = j - i + rows - 1
+    widths = 1, 2, 3, 4, 5, 8, 12, 17, 20, 25, 30, 32, 33, 64, 98
+    shapes = [(h, w) for h in (1, 2, 3, 4, 5, 7, 8, 9) for w in widths]
+    lines = {"columns": j, "rows": i, "diagonals": j - i + rows - 1}
+    for groups in [*lines, *shapes]:
+        if groups in lines:
+            labels = lines[groups]
         else:
             labels = i // groups[0] * -(-columns // groups[1]) + j // groups[1]
         count = labels.max() + 1

@@ -25,10 +25,15 @@ class Problem:
 
     def __init__(self, groups, side, dtype="float64", inner="linf", order="C"):
         rng = np.random.default_rng(0)
-        self.x = np.asarray(rng.standard_normal((side, side)), dtype=dtype, order=order)
+        shape = side if isinstance(side, tuple) else (side, side)
+        self.x = np.asarray(rng.standard_normal(shape), dtype=dtype, order=order)
         self.out = np.zeros_like(self.x)
-        options = {"groups": GROUPS[groups], "inner": inner}
-        count = side if isinstance(GROUPS[groups], str) else (side // GROUPS[groups][0]) ** 2
+        groups = GROUPS.get(groups, groups)
+        options = {"groups": groups, "inner": inner}
+        if isinstance(groups, str):
+            count = shape[0] if groups == "rows" else shape[1]
+        else:
+            count = -(-shape[0] // groups[0]) * -(-shape[1] // groups[1])
         level = conehoyer.level_for_groups(self.x, max(count // 10, 1), **options)
         self.project = partial(conehoyer.project_bilevel, level=level, **options)
 
@@ -80,6 +85,38 @@ class TwoWorkers:
     @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor(threads=2).samples
+
+
+class Shapes:
+    """Blocks of few rows or odd widths, and short rows, of a million entries."""
+
+    params = (
+        ((1, 4), (1, 32), (32, 1), (2, 2), (2, 8), (4, 64), (5, 5), (7, 7), (8, 8), (1, 49)),
+        DTYPES,
+        ("linf", "l2"),
+    )
+    param_names = ("groups", "dtype", "inner")
+
+    def setup(self, groups, dtype, inner):
+        self.problem = Problem(groups, 1024, dtype, inner)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
+
+
+class ShortRows:
+    """Rows as groups, a million entries."""
+
+    params = ((4, 7, 16, 32, 49, 64, 200), DTYPES, ("linf", "l2"))
+    param_names = ("columns", "dtype", "inner")
+
+    def setup(self, columns, dtype, inner):
+        self.problem = Problem("rows", ((1 << 20) // columns, columns), dtype, inner)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
 
 
 class Times:
