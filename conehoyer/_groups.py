@@ -167,7 +167,7 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
         height, width = width, height
     joined = 1
     rows, columns = (columns, rows) if turned else (rows, columns)
-    short = width < columns or width * dtype.itemsize < _SHORT
+    short = width < columns or width * np.dtype(dtype).itemsize < _SHORT
     if short and height == 1 and columns and columns % width == 0:
         joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
     return Groups(
