@@ -496,3 +496,20 @@ def test_batches_are_their_slices(y, data):
         for index in np.ndindex(source.shape[:-1]):
             one_by_one[index] = call(np.ascontiguousarray(source[index]))
         np.testing.assert_array_equal(got, np.moveaxis(one_by_one, -1, axis))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("method", BALL_METHODS)
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_radius_of_a_few_of_the_smallest_numbers(method, dtype, nonneg):
+    """Entries are whole units, so that a ball is no rounder than these: two for each of them."""
+    unit, rng = float(np.nextafter(dtype(0), dtype(1))), np.random.default_rng(23)
+    for scale in (1.0, 10 * unit):
+        for _ in range(150):
+            y = (rng.integers(-5, 6, rng.integers(1, 7)) * scale).astype(dtype)
+            radius = int(rng.integers(1, 30)) * unit
+            x = ch.project_l1_ball(y, radius, method=method, nonneg=nonneg)
+            exact = oracle.project_l1_ball(y, radius, nonneg=nonneg)
+            assert np.abs(x - exact).max() <= 2 * y.size * LD(unit)
+            again = ch.project_l1_ball(x, radius, method=method, nonneg=nonneg)
+            assert again.tobytes() == x.tobytes()

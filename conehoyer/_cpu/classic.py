@@ -102,8 +102,10 @@ def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, la
             table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
-        _, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
-        feasible = s <= radius * (1.0 + tol)
+        nu, s, _ = passes.sums(z, absolute, 0.0, 0.0 if kind == m.L1 else -math.inf)
+        # τ and the entries of a result are rounded: it counts where they are the smallest numbers.
+        rounding = 2.0 * nu * np.float64(np.nextafter(real(0.0), real(1.0)))
+        feasible = s <= radius * (1.0 + tol) + rounding
         if kind == m.SIMPLEX:
             feasible = m.equality_holds(kind, radius, 0.0, tol, s, 0.0) and passes.nonnegative(z)
         table[r, PASSES] = 1

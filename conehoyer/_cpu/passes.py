@@ -224,8 +224,10 @@ def near_top(z, absolute, radius):
     offset = -radius
     nu, s, _ = sums(z, absolute, top, offset)
     for _ in range(100):
-        offset, before = m.newton_offset(m.L1, radius, nu, s, 0.0), nu
+        offset, before, total = m.newton_offset(m.L1, radius, nu, s, 0.0), nu, s
         nu, s, _ = sums(z, absolute, top, offset)
+        if nu == 0.0:  # each one's share of the radius is rounded to nothing
+            nu, s = before, total
         if nu == before:
             break
     return top, offset, nu, s - nu * offset

@@ -110,7 +110,8 @@ def leave_sample(told, kind, narrow):
 def step_near_top(told, p, nu, s):
     """A Newton step on τ relative to the largest entry, unless the support is the last one's."""
     st = recall(told)
-    if nu == st.nu or st.passes >= m.MAX_PASSES:
+    # None at all: each one's share of the radius is rounded to nothing.
+    if nu == st.nu or nu == 0.0 or st.passes >= m.MAX_PASSES:
         told[10] = s - nu * st.offset
         return
     told[2] = m.newton_offset(m.L1, p, nu, s, 0.0)
