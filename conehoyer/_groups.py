@@ -171,8 +171,9 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
     if short and height == 1 and columns and columns % width == 0:
         joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
     return Groups(
-        kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape), False, lines, joined
-    )
+        kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape),
+        lines=lines, joined=joined,
+    )  # fmt: skip
 
 
 def _labels(groups, x):

@@ -215,6 +215,7 @@ waiting.rest(marks, 1, posted, 7, 1000)  # nothing is posted
 assert marks.tolist() == [0, 1]
 waiting.rest(marks, 0, posted, 6, 1000)  # something was
 assert marks.tolist() == [1, 1]
+assert 0 < waiting.find_lead(posted) <= 12_000
 print("ok")
 """
 

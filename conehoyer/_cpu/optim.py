@@ -243,7 +243,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     columns, width = shape[1], shape[3]
     length = _run(columns, shape[2])
     across, norms, limits = min(width, length), np.empty(length), np.empty(length)
-    sums = np.empty(length + 16)  # and two registers
+    sums = np.empty(length + 2 * simd.lanes(norms))
     line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
@@ -276,7 +276,7 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
     columns, width = shape[1], shape[3]
     length = _run(columns, shape[2])
     across, norms, limits = min(width, length), np.empty(length), np.empty(length)
-    sums = np.empty(length + 16)  # and two registers
+    sums = np.empty(length + 2 * simd.lanes(norms))
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
         sums[: count * across] = 0.0
