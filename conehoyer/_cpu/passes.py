@@ -307,25 +307,31 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     width = simd.lanes(z)
     length = 2 * RUN * z.itemsize * width
     s, q = simd.widen(zero), simd.widen(zero)
-    high, inside = marks[0], marks[1]
+    high, inside, place = marks[0], marks[1], 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
-        for i in range(0, part.size // width, 2):
-            a0, a1 = simd.load(part, i * width), simd.load(part, (i + 1) * width)
+        for i in range(0, part.size, 4 * width):
+            a0, a1 = simd.load(part, i), simd.load(part, i + width)
+            a2, a3 = simd.load(part, i + 2 * width), simd.load(part, i + 3 * width)
             if absolute:
                 a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+                a2, a3 = simd.magnitude(a2), simd.magnitude(a3)
             high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
-            gap0, gap1 = simd.sub(a0, vanchor), simd.sub(a1, vanchor)
-            s0 = simd.where(high0, simd.add(s0, gap0), s0)
-            s1 = simd.where(high1, simd.add(s1, gap1), s1)
-            q0 = simd.where(high0, simd.multiply_add(gap0, gap0, q0), q0)
-            q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
-            place = begin // width + i
+            high2, high3 = simd.above(a2, vhi), simd.above(a3, vhi)
+            s0, q0 = add_inside(high0, simd.sub(a0, vanchor), s0, q0)
+            s1, q1 = add_inside(high1, simd.sub(a1, vanchor), s1, q1)
+            s0, q0 = add_inside(high2, simd.sub(a2, vanchor), s0, q0)
+            s1, q1 = add_inside(high3, simd.sub(a3, vanchor), s1, q1)
             simd.store_mask(high0, high, place)
             simd.store_mask(high1, high, place + 1)
+            simd.store_mask(high2, high, place + 2)
+            simd.store_mask(high3, high, place + 3)
             simd.store_mask(simd.not_below(a0, vlo), inside, place)
             simd.store_mask(simd.not_below(a1, vlo), inside, place + 1)
+            simd.store_mask(simd.not_below(a2, vlo), inside, place + 2)
+            simd.store_mask(simd.not_below(a3, vlo), inside, place + 3)
+            place += 4
         s = simd.add(s, simd.widen(simd.add(s0, s1)))
         q = simd.add(q, simd.widen(simd.add(q0, q1)))
     nu, stored = _pick(z, high, inside, marks[2], buffer)
@@ -336,28 +342,45 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
+def _differing(high, inside, places):
+    """Leave in `inside` the words that differ from those of `high`, xor-ed, side by side.
+
+    `places` says which they are.  Returns how many bits `high` has, and how many words differ.
+    """
+    nu, found, whole = 0, 0, 0
+    if simd.COMPRESS:
+        whole = high.size // 8 * 8
+        for b in range(0, whole, 8):
+            nu += simd.ones_of_eight(high, b)
+            found += simd.compress_differing(high, inside, b, places, found)
+    for b in range(whole, high.size):
+        word = high[b] ^ inside[b]
+        nu += simd.ones(high[b])
+        inside[found], places[found] = word, np.uint64(b)
+        found += word != np.uint64(0)
+    return nu, found
+
+
+@helper
 def _pick(z, high, inside, places, buffer):
     """Store the entries whose bits differ between `high` and `inside`.
 
     Returns how many bits `high` has, and how many entries were stored.
     """
     none, one, last = np.uint64(0), np.uint64(1), np.uint64(1 << 63)
-    nu, found, stored = 0, 0, 0
-    for b in range(z.size // 64):
-        word = high[b] ^ inside[b]
-        nu += simd.ones(high[b])
-        inside[found], places[found] = word, np.uint64(b)  # the words that differ, side by side
-        found += word != none
+    words = z.size // 64
+    nu, found = _differing(high[:words], inside[:words], places)
+    stored = 0
     for j in range(found):
         word = inside[j]
         begin = 64 * np.int64(places[j])
         part = z[begin : begin + 64]
         place, stored = stored, stored + simd.ones(word)
-        # Three without asking; what is not there will be overwritten by the next word.
-        for k in range(3):
+        # Two without asking; what is not there will be overwritten by the next word.
+        for k in range(2):
             buffer[place + k] = part[simd.lowest(word | last)]
             word &= word - one
-        place += 3
+        place += 2
         while word != none:
             buffer[place] = part[simd.lowest(word)]
             place += 1

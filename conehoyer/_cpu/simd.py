@@ -486,6 +486,61 @@ def ones(typingctx, word):
     return types.int64(types.uint64), codegen
 
 
+def _eight_words(context, builder, array, value, index):
+    """Pointer to eight entries of an array of uint64."""
+    data = context.make_array(array)(context, builder, value).data
+    kind = ir.VectorType(ir.IntType(64), 8)
+    return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+
+
+def _load_eight(context, builder, array, value, index):
+    value = builder.load(_eight_words(context, builder, array, value, index))
+    value.align = 8
+    return value
+
+
+@intrinsic
+def ones_of_eight(typingctx, words, index):
+    """Number of bits set in ``words[index:index + 8]``."""
+
+    def codegen(context, builder, signature, args):
+        value = _load_eight(context, builder, words, args[0], args[1])
+        counts = _call(builder, "llvm.ctpop.v8i64", value.type, [value])
+        return _call(builder, "llvm.vector.reduce.add.v8i64", ir.IntType(64), [counts])
+
+    return types.int64(words, index), codegen
+
+
+@intrinsic
+def compress_differing(typingctx, first, second, index, places, found):
+    """Which of the words ``index:index + 8`` differ: their bits, and which they are.
+
+    The bits go to ``second[found:]``, the numbers of the words to ``places[found:]``; eight
+    entries of each are written.  Returns how many differ.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(64), 8)
+        undefined = ir.Constant(kind, ir.Undefined)
+        a = _load_eight(context, builder, first, args[0], args[2])
+        b = _load_eight(context, builder, second, args[1], args[2])
+        bits = builder.xor(a, b)
+        mask = builder.icmp_unsigned("!=", bits, ir.Constant(kind, [0] * 8))
+        begin = builder.insert_element(undefined, args[2], ir.Constant(ir.IntType(32), 0))
+        begin = builder.shuffle_vector(
+            begin, undefined, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+        )
+        numbers = builder.add(begin, ir.Constant(kind, list(range(8))))
+        for array, value, content in ((second, args[1], bits), (places, args[3], numbers)):
+            name = "llvm.experimental.vector.compress.v8i64"
+            packed = _call(builder, name, kind, [content, mask, undefined])
+            place = _eight_words(context, builder, array, value, args[4])
+            builder.store(packed, place).align = 8
+        return builder.ctpop(builder.zext(builder.bitcast(mask, ir.IntType(8)), ir.IntType(64)))
+
+    return types.int64(first, second, index, places, found), codegen
+
+
 @intrinsic
 def lowest(typingctx, word):
     """Place of the lowest bit set; 64 where there is none."""
