@@ -100,6 +100,23 @@ def one_worker(report):
                     report.row(f"{function}  {distribution}  {dtype}", measures, goal)
 
 
+def new_data(report):
+    for n in SIZES[:2]:
+        report.title(f"The same on new data at each call, n = {n:,}; nonzeros:", SHARES)
+        for distribution in EASY:
+            drawn = data(distribution, n)
+            for dtype in report.dtypes:
+                y = drawn.astype(dtype, copy=False)
+                for function in FUNCTIONS:
+                    measures = [
+                        lambda function=function, y=y, kept=kept: Problem(
+                            function, y, kept
+                        ).over_floor_on_new_data(report.seconds)
+                        for kept in KEPT
+                    ]
+                    report.row(f"{function}  {distribution}  {dtype}", measures, EASY_GOALS[n])
+
+
 def two_workers(report):
     report.title("Two workers over the floor with two threads; nonzeros:", SHARES)
     cases = {
@@ -220,7 +237,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter runs")
     sections = {
-        f.__name__: f for f in (the_floor, one_worker, two_workers, classical, matrices, calls)
+        f.__name__: f
+        for f in (the_floor, one_worker, new_data, two_workers, classical, matrices, calls)
     }
     parser.add_argument("--only", choices=sections, help="one section")
     options = parser.parse_args()

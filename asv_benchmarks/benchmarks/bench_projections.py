@@ -90,6 +90,19 @@ class OneWorker:
         return self.problem.over_floor().samples
 
 
+class NewData:
+    params = (FUNCTIONS, DTYPES, SIZES[:2], KEPT)
+    param_names = ("function", "dtype", "n", "kept")
+
+    def setup(self, function, dtype, n, kept):
+        self.problem = Problem(function, data("gaussian", n, dtype), kept)
+
+    @sampled("ratio", rounds=2)
+    def track_over_floor(self, *params):
+        """Entries in another order at each call: no branch is known beforehand."""
+        return self.problem.over_floor_on_new_data().samples
+
+
 class Distributions:
     params = (tuple(PARAMETERS), tuple(DISTRIBUTIONS), TWO)
     param_names = ("function", "distribution", "kept")

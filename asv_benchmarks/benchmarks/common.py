@@ -5,6 +5,7 @@ import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial, wraps
+from itertools import cycle
 from time import perf_counter
 from typing import NamedTuple
 
@@ -194,6 +195,18 @@ class Problem:
         """Time of the projection relative to the floor with as many threads."""
         reference = partial(floor_call, threads=threads, by_row=by_row)
         return self.over(reference, seconds, workers=threads)
+
+    def over_floor_on_new_data(self, seconds=0.5):
+        """`over_floor` of one row with the entries in another order at each call.
+
+        Called on the same data again and again, a processor learns which branches they take.
+        """
+        rng = np.random.default_rng(1)
+        orders = [rng.permutation(self.y) for _ in range(max((1 << 23) // self.y.nbytes, 3))]
+        calls = cycle([self.call(y, self.out) for y in orders])
+        # On the one that comes next: as long untouched as the one that is projected.
+        references = cycle([floor_call(y, self.out) for y in orders[1:] + orders[:1]])
+        return compare((lambda: next(calls)(), lambda: next(references)()), seconds=seconds)
 
     def over_sort(self, seconds=0.5, **options):
         """Time of the projection relative to sorting the input."""

@@ -331,14 +331,13 @@ def _spread(sample, lo):
 @helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    most = 0.05 if z.itemsize == 4 else 0.12  # what a register holds of them costs its time
-    return inside < most and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
+    return inside < 0.03 and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
 
 
 @helper
 def _early(z, share):
     """Whether zeros pay that are written before it is known which share of the entries stays."""
-    return share < (0.005 if _far(z) else 0.03) and z.size >= SAMPLE_FROM
+    return share < 0.005 and z.size >= SAMPLE_FROM
 
 
 @helper

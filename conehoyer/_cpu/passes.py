@@ -14,6 +14,7 @@ from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
 FAR = 1 << 25  # bytes; caches rarely hold more
+BACK = 1 << 18  # entries written in one go, the last first: they have been read last
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
@@ -623,8 +624,9 @@ def write_soft_past(z, absolute, anchor, offset, dust, factor, out):
     write_soft(z[whole:], absolute, anchor, offset, dust, factor, out[whole:])
     anchor, offset = simd.splat(anchor), simd.splat(offset)
     dust, factor = simd.splat(dust), simd.splat(factor)
-    for i in range(begin, whole, width):
-        simd.stream(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
+    for end in range(whole, begin, -BACK):
+        for i in range(max(end - BACK, begin), end, width):
+            simd.stream(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
 
 
 @helper(forceinline=True)
