@@ -31,6 +31,7 @@ from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep,
 CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
 HOLD = CHUNK // 16  # so many entries of a chunk there is room for where results are written early
+EARLIER = 2  # heads that are fetched before the one that is read
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 GUESS_FROM = 64  # from here on their second τ is guessed, from the sums of the first pass
@@ -46,8 +47,8 @@ FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
 SUMS, OWN, BAND, SQUARES, WRITE = 0, 1, 2, 3, 4
 # What is known of each chunk: its sums; how many entries it has stored, and where; how many words
-# of `few` it has; Σz², where that is wanted; and whether it is finite, or has not been asked.
-NU, S, Q, STORED, PLACE, FOUND, SQUARE, FINITE, KNOWN = range(9)
+# of `few` it has, and where; Σz², where that is wanted; whether it is finite, or has not been asked.
+NU, S, Q, STORED, PLACE, FOUND, WORDS, SQUARE, FINITE, KNOWN = range(10)
 UNSEEN = -1.0
 
 
@@ -172,9 +173,9 @@ def room_for_few(n, whole):
 
 
 @helper
-def _words(few, begin, end):
-    """The part of `few` for the entries from `begin` to `end`."""
-    return few[:, begin // passes.LEAST : end // passes.LEAST]
+def _words(few, place, count):
+    """Words of `few` from `place` on; at most `count`."""
+    return few[:, place : place + count]
 
 
 @helper
@@ -413,16 +414,25 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
 
     What they store lies side by side in `buffer`, from the first chunk's place on.  `marks`
     is scratch, see `marks_of`.  Where `few` has room, `buffer` is where the result will be; what
-    is stored when it is written early lies in `held`, where each chunk has a place of its own.
+    is stored when it is written early lies in `held`, from the first chunk's place on, too: side by
+    side, because each page of memory that is touched costs time.
     """
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
     early = job.action == BAND and job.early and few.size > 0
+    most = CHUNK // passes.LEAST  # words of a chunk
+    words = first * most
+    if early:
+        place = first * HOLD
     for c in range(first, last):
         begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
         if job.heads:
             end = min(begin + head(z.size), end)
+            if c + EARLIER < last and _far(z):
+                following = z[begin + EARLIER * CHUNK :]
+                for i in range(0, min(head(z.size), following.size), simd.LINE // z.itemsize):
+                    simd.fetch(following, i)
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
@@ -435,11 +445,13 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
             nu, s, q = passes.own_sums(chunk, absolute, st.anchor, offset)
             stored = 0
         elif early:
-            nu, s, q, place = 0.0, 0.0, 0.0, c * HOLD
-            part[c, FOUND], stored = passes.collect_few(
+            nu, s, q = 0.0, 0.0, 0.0
+            found, stored = passes.collect_few(
                 chunk, absolute, real(job.lo), held[place : place + HOLD],
-                _words(few, begin, end), buffer[begin:end],
+                _words(few, words, most), buffer[begin:end],
             )  # fmt: skip
+            part[c, FOUND], part[c, WORDS] = found, words
+            words += found
             if stored < 0:  # they crowd: begin anew at once
                 part[c, STORED] = stored
                 return
@@ -833,9 +845,10 @@ def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
             return
         for c in range(first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
+            found = int(part[c, FOUND])
             passes.write_few(
                 z[begin:end], absolute, anchor, offset, dust, factor,
-                _words(few, begin, end), int(part[c, FOUND]), out[begin:end],
+                _words(few, int(part[c, WORDS]), found), found, out[begin:end],
             )  # fmt: skip
 
 

@@ -539,6 +539,8 @@ def collect_few(z, absolute, lo, buffer, few, out):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
         for i in range(begin, end, group(z)):
+            for k in range(0, group(z), simd.LINE // z.itemsize):
+                simd.fetch(z, i + NEAR + k)  # a mispredicted branch stops what fetches by itself
             word = _word_above(z, i, absolute, vlo)
             if word == none:
                 continue
