@@ -47,7 +47,8 @@ FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
 SUMS, OWN, BAND, SQUARES, WRITE = 0, 1, 2, 3, 4
 # What is known of each chunk: its sums; how many entries it has stored, and where; how many words
-# of `few` it has, and where; Σz², where that is wanted; whether it is finite, or has not been asked.
+# of `few` it has, and where; Σz², where that is wanted; and whether it is finite, or has not been
+# asked.
 NU, S, Q, STORED, PLACE, FOUND, WORDS, SQUARE, FINITE, KNOWN = range(10)
 UNSEEN = -1.0
 
