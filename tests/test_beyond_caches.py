@@ -48,7 +48,7 @@ def test_against_the_oracle():
     np.testing.assert_allclose(out, oracle.project_cai(x, 5e5), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("columns", [33, 1001, 4096])
+@pytest.mark.parametrize("columns", [33, 1001, 4096, 5001])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows(columns, workers):
     rng = np.random.default_rng(columns)

@@ -42,6 +42,9 @@ MOST_SAMPLES = 3
 PATIENCE = 12  # passes after which float32 data are summed in float64
 SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
 NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it is fetched early
+# Shorter rows are not written past the caches.  They begin and end inside cache lines; and a row at
+# a time is more than the processor keeps on its way to memory, so that the next search would wait.
+PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
@@ -982,7 +985,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
-    past = passes.beyond_caches(x, out)
+    past = n >= (PAST_FROM_4 if x.itemsize == 4 else PAST_FROM_8) and passes.beyond_caches(x, out)
     searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
     together = short.together(x)
     own_known, own_folded = short.scratch(x, together)
