@@ -336,6 +336,8 @@ def _spread(sample, lo):
 @helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
+    if simd.TABLE:  # a loop without branches, and without masks that would have to be stored
+        return False
     return inside < 0.03 and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
 
 

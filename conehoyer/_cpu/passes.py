@@ -71,6 +71,9 @@ def largest(z, absolute):
 @helper(forceinline=True)
 def add_inside(inside, gap, firsts, seconds):
     """One register's share of Σgap and Σgap², over the lanes inside."""
+    if not simd.NATIVE:  # there, lanes outside stay as they are at no cost
+        gap = simd.where(inside, gap, simd.nothing(gap))
+        return simd.add(firsts, gap), simd.multiply_add(gap, gap, seconds)
     firsts = simd.where(inside, simd.add(firsts, gap), firsts)
     return firsts, simd.where(inside, simd.multiply_add(gap, gap, seconds), seconds)
 
@@ -80,15 +83,14 @@ def own_sums(z, absolute, anchor, offset):
     """`sums`, with a − anchor and its running sums in the data's own precision."""
     far, edge = simd.splat(z.dtype.type(anchor)), simd.splat(z.dtype.type(offset))
     zero = simd.sub(edge, edge)
-    width = simd.lanes(z)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
     for begin in range(0, pairs, RUN * z.itemsize * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(begin + RUN * z.itemsize * width, pairs), 2 * width):
-            a0, a1 = simd.load(z, i), simd.load(z, i + width)
-            if absolute:
-                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+            a0 = simd.without(simd.load(z, i), signs)
+            a1 = simd.without(simd.load(z, i + width), signs)
             gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
             in0, in1 = simd.not_below(gap0, edge), simd.not_below(gap1, edge)
             nu += simd.count(in0)
@@ -100,8 +102,8 @@ def own_sums(z, absolute, anchor, offset):
     firsts, seconds = zero, zero
     for i in range(pairs, z.size, width):
         valid = simd.first_lanes(zero, z.size - i)
-        a = simd.load_part(z, i, valid)
-        gap = simd.sub(simd.magnitude(a) if absolute else a, far)
+        a = simd.without(simd.load_part(z, i, valid), signs)
+        gap = simd.sub(a, far)
         inside = simd.both(simd.not_below(gap, edge), valid)
         nu += simd.count(inside)
         firsts, seconds = add_inside(inside, gap, firsts, seconds)
@@ -117,24 +119,21 @@ def sums(z, absolute, anchor, offset):
     """
     far, edge = simd.splat_wide(anchor), simd.splat_wide(offset)
     zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
+    signs = simd.signs(zero, absolute)
     nu, s, q = 0.0, 0.0, 0.0
     for begin in range(0, z.size, BLOCK):
         end = min(begin + BLOCK, z.size)
         whole = end // simd.WIDE * simd.WIDE
         counts, firsts, seconds = zero, zero, zero
         for i in range(begin, whole, simd.WIDE):
-            a = simd.load_wide(z, i)
-            if absolute:
-                a = simd.magnitude(a)
+            a = simd.without(simd.load_wide(z, i), signs)
             gap = simd.sub(a, far)
             inside = simd.not_below(gap, edge)
             counts = simd.where(inside, simd.add(counts, one), counts)
             firsts, seconds = add_inside(inside, gap, firsts, seconds)
         if whole < end:
             valid = simd.first_lanes(zero, end - whole)
-            a = simd.widen(simd.load_part(z, whole, valid))
-            if absolute:
-                a = simd.magnitude(a)
+            a = simd.without(simd.widen(simd.load_part(z, whole, valid)), signs)
             gap = simd.sub(a, far)
             inside = simd.both(simd.not_below(gap, edge), valid)
             counts = simd.where(inside, simd.add(counts, one), counts)
@@ -263,26 +262,22 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     """`band_plain` on pairs of registers."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
-    width = simd.lanes(z)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
     length = 2 * RUN * z.itemsize * width
     nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
         for i in range(0, part.size, 2 * width):
-            a0, a1 = simd.load(part, i), simd.load(part, i + width)
-            if absolute:
-                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+            a0 = simd.without(simd.load(part, i), signs)
+            a1 = simd.without(simd.load(part, i + width), signs)
             high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
-            in0 = simd.differ(simd.not_below(a0, vlo), high0)
-            in1 = simd.differ(simd.not_below(a1, vlo), high1)
-            gap0, gap1 = simd.sub(a0, vanchor), simd.sub(a1, vanchor)
-            s0 = simd.where(high0, simd.add(s0, gap0), s0)
-            s1 = simd.where(high1, simd.add(s1, gap1), s1)
-            q0 = simd.where(high0, simd.multiply_add(gap0, gap0, q0), q0)
-            q1 = simd.where(high1, simd.multiply_add(gap1, gap1, q1), q1)
+            low0, low1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
+            s0, q0 = add_inside(high0, simd.sub(a0, vanchor), s0, q0)
+            s1, q1 = add_inside(high1, simd.sub(a1, vanchor), s1, q1)
             nu += simd.count(high0)
             nu += simd.count(high1)
+            in0, in1 = simd.differ(low0, high0), simd.differ(low1, high1)
             if simd.any_lane(simd.both(in0, in1)):
                 simd.compress(a0, in0, buffer, stored)
                 stored += simd.count(in0)
@@ -298,6 +293,27 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
 
 
 @helper
+def _table_blocks(z, absolute, anchor, lo, hi, buffer):
+    """`_band_blocks` by table: half as many running sums, for which there are registers."""
+    vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
+    zero = simd.splat(lo - lo)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
+    length = RUN * z.itemsize * width
+    nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
+    for begin in range(0, z.size, length):
+        part = z[begin : min(begin + length, z.size)]
+        firsts, seconds = zero, zero
+        for i in range(0, part.size, width):
+            a = simd.without(simd.load(part, i), signs)
+            high = simd.above(a, vhi)
+            firsts, seconds = add_inside(high, simd.sub(a, vanchor), firsts, seconds)
+            nu += simd.count(high)
+            stored += simd.compress_unequal(a, high, simd.not_below(a, vlo), buffer, stored)
+        s, q = simd.add(s, simd.widen(firsts)), simd.add(q, simd.widen(seconds))
+    return float(nu), simd.total(s), simd.total(q), stored
+
+
+@helper
 def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     """`_band_blocks` where few entries lie inside: first marked, then picked one by one.
 
@@ -305,7 +321,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     """
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
-    width = simd.lanes(z)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
     length = 2 * RUN * z.itemsize * width
     s, q = simd.widen(zero), simd.widen(zero)
     high, inside, place = marks[0], marks[1], 0
@@ -313,11 +329,10 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
         for i in range(0, part.size, 4 * width):
-            a0, a1 = simd.load(part, i), simd.load(part, i + width)
-            a2, a3 = simd.load(part, i + 2 * width), simd.load(part, i + 3 * width)
-            if absolute:
-                a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
-                a2, a3 = simd.magnitude(a2), simd.magnitude(a3)
+            a0 = simd.without(simd.load(part, i), signs)
+            a1 = simd.without(simd.load(part, i + width), signs)
+            a2 = simd.without(simd.load(part, i + 2 * width), signs)
+            a3 = simd.without(simd.load(part, i + 3 * width), signs)
             high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
             high2, high3 = simd.above(a2, vhi), simd.above(a3, vhi)
             s0, q0 = add_inside(high0, simd.sub(a0, vanchor), s0, q0)
@@ -349,7 +364,7 @@ def _differing(high, inside, places):
     `places` says which they are.  Returns how many bits `high` has, and how many words differ.
     """
     nu, found, whole = 0, 0, 0
-    if simd.COMPRESS:
+    if simd.NATIVE:
         whole = high.size // 8 * 8
         for b in range(0, whole, 8):
             nu += simd.ones_of_eight(high, b)
@@ -393,12 +408,11 @@ def _pick(z, high, inside, places, buffer):
 def _collect_blocks(z, absolute, lo, buffer):
     """The stored part of `band_plain` for hi = inf, on pairs of registers."""
     vlo = simd.splat(lo)
-    width = simd.lanes(z)
+    signs, width = simd.signs(vlo, absolute), simd.lanes(z)
     stored = 0
     for i in range(0, z.size // (2 * width) * (2 * width), 2 * width):
-        a0, a1 = simd.load(z, i), simd.load(z, i + width)
-        if absolute:
-            a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
+        a0 = simd.without(simd.load(z, i), signs)
+        a1 = simd.without(simd.load(z, i + width), signs)
         in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
         simd.compress(a0, in0, buffer, stored)
         stored += simd.count(in0)
@@ -412,10 +426,9 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     """`_collect_blocks` where few entries lie above lo."""
     high, inside = marks[0], marks[1]
     vlo, width = simd.splat(lo), simd.lanes(z)
+    signs = simd.signs(vlo, absolute)
     for i in range(0, z.size, width):
-        a = simd.load(z, i)
-        if absolute:
-            a = simd.magnitude(a)
+        a = simd.without(simd.load(z, i), signs)
         simd.store_mask(simd.not_below(a, vlo), inside, i // width)
     high[: z.size // 64] = 0
     _, stored = _pick(z, high, inside, marks[2], buffer)
@@ -426,6 +439,7 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
 
 
 if simd.COMPRESS:
+    _blocks = _table_blocks if simd.TABLE else _band_blocks
 
     @helper
     def _rest(z, absolute, anchor, lo, hi, buffer, nu, s, q, stored):
@@ -439,9 +453,7 @@ if simd.COMPRESS:
                 a = simd.magnitude(a)
             high = simd.both(simd.above(a, vhi), valid)
             inside = simd.differ(simd.both(simd.not_below(a, vlo), valid), high)
-            gap = simd.sub(a, vanchor)
-            firsts = simd.where(high, simd.add(firsts, gap), firsts)
-            seconds = simd.where(high, simd.multiply_add(gap, gap, seconds), seconds)
+            firsts, seconds = add_inside(high, simd.sub(a, vanchor), firsts, seconds)
             nu += simd.count(high)
             simd.compress_part(a, inside, buffer, stored)
             stored += simd.count(inside)
@@ -456,7 +468,7 @@ if simd.COMPRESS:
         if hi == math.inf:
             stored = _collect_blocks(z[:whole], absolute, lo, buffer)
         else:
-            nu, s, q, stored = _band_blocks(z[:whole], absolute, anchor, lo, hi, buffer)
+            nu, s, q, stored = _blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
 else:
@@ -510,14 +522,13 @@ def group(z):
 
 
 @helper(forceinline=True)
-def _word_above(z, i, absolute, lo):
+def _word_above(z, i, signs, lo):
     """A bit for each entry of a group, set where it lies above lo."""
     width = simd.lanes(z)
-    a0, a1 = simd.load(z, i), simd.load(z, i + width)
-    a2, a3 = simd.load(z, i + 2 * width), simd.load(z, i + 3 * width)
-    if absolute:
-        a0, a1 = simd.magnitude(a0), simd.magnitude(a1)
-        a2, a3 = simd.magnitude(a2), simd.magnitude(a3)
+    a0 = simd.without(simd.load(z, i), signs)
+    a1 = simd.without(simd.load(z, i + width), signs)
+    a2 = simd.without(simd.load(z, i + 2 * width), signs)
+    a3 = simd.without(simd.load(z, i + 3 * width), signs)
     return simd.word(
         simd.not_below(a0, lo), simd.not_below(a1, lo),
         simd.not_below(a2, lo), simd.not_below(a3, lo),
@@ -534,6 +545,7 @@ def collect_few(z, absolute, lo, buffer, few, out):
     """
     none, one = np.uint64(0), np.uint64(1)
     vlo, found, stored = simd.splat(lo), 0, 0
+    signs = simd.signs(vlo, absolute)
     whole = z.size // group(z) * group(z)
     for begin in range(0, whole, NEAR):
         end = min(begin + NEAR, whole)
@@ -541,7 +553,7 @@ def collect_few(z, absolute, lo, buffer, few, out):
         for i in range(begin, end, group(z)):
             for k in range(0, group(z), simd.LINE // z.itemsize):
                 simd.fetch(z, i + NEAR + k)  # a mispredicted branch stops what fetches by itself
-            word = _word_above(z, i, absolute, vlo)
+            word = _word_above(z, i, signs, vlo)
             if word == none:
                 continue
             if stored + group(z) > buffer.size:
@@ -572,14 +584,11 @@ def collect_few(z, absolute, lo, buffer, few, out):
 
 
 @helper(forceinline=True)
-def _soft(v, absolute, anchor, offset, dust, factor):
+def _soft(v, signs, anchor, offset, dust, factor):
     """One register of `write_soft`."""
-    a = simd.magnitude(v) if absolute else v
-    d = simd.sub(simd.sub(a, anchor), offset)
-    scaled = simd.multiply(d, factor)
-    if absolute:
-        scaled = simd.copy_sign(scaled, v)
-    return simd.where(simd.above(d, dust), scaled, simd.sub(dust, dust))
+    d = simd.sub(simd.sub(simd.without(v, signs), anchor), offset)
+    scaled = simd.multiply(d, factor)  # where it is kept, it has no sign
+    return simd.where(simd.above(d, dust), simd.signed_like(scaled, v, signs), simd.nothing(dust))
 
 
 @kernel
@@ -607,13 +616,14 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
     width = simd.lanes(z)
     anchor, offset = simd.splat(anchor), simd.splat(offset)
     dust, factor = simd.splat(dust), simd.splat(factor)
+    signs = simd.signs(dust, absolute)
     whole = z.size // width * width
     for i in range(0, whole, width):
-        simd.store(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
+        simd.store(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
     if whole < z.size:
         valid = simd.first_lanes(anchor, z.size - whole)
         v = simd.load_part(z, whole, valid)
-        simd.store_part(_soft(v, absolute, anchor, offset, dust, factor), valid, out, whole)
+        simd.store_part(_soft(v, signs, anchor, offset, dust, factor), valid, out, whole)
 
 
 @helper
@@ -626,9 +636,10 @@ def write_soft_past(z, absolute, anchor, offset, dust, factor, out):
     write_soft(z[whole:], absolute, anchor, offset, dust, factor, out[whole:])
     anchor, offset = simd.splat(anchor), simd.splat(offset)
     dust, factor = simd.splat(dust), simd.splat(factor)
+    signs = simd.signs(dust, absolute)
     for end in range(whole, begin, -BACK):
         for i in range(max(end - BACK, begin), end, width):
-            simd.stream(_soft(simd.load(z, i), absolute, anchor, offset, dust, factor), out, i)
+            simd.stream(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
 
 
 @helper(forceinline=True)

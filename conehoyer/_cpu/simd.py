@@ -3,11 +3,13 @@
 ``Vec`` is one 512-bit register of float64 or float32, ``Mask`` one bit a lane.  They
 exist for what the loop vectoriser does not do: sums whose order of additions is fixed,
 whatever is inlined where, and compressing the selected lanes of a register into memory.
-LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether
-this machine can compress; where it is False, callers mark the lanes and pick them one by one,
-and where ``PLAIN`` is true (the environment says ``CONEHOYER_SIMD=0``), they use plain loops.
+LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether this machine
+can compress, by an instruction of AVX-512 (``NATIVE``) or with AVX2 by a ``TABLE`` of permutations;
+where it is False, callers mark the lanes and pick them one by one.  The environment can ask for
+plain loops (``CONEHOYER_SIMD=0``: ``PLAIN``) and for the table (``CONEHOYER_SIMD=256``).
 """
 
+import functools
 import os
 
 import llvmlite.binding as llvm
@@ -20,16 +22,28 @@ WIDE = 16
 LINE = 64  # bytes of a cache line
 
 
-PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
+_WANTED = os.environ.get("CONEHOYER_SIMD", "")
+PLAIN = _WANTED == "0"
 
 
-def _has_compress() -> bool:
-    if PLAIN or getattr(config, "CPU_NAME", None):
-        return False
-    return llvm.llvm_version_info >= (20,) and bool(llvm.get_host_cpu_features().get("avx512f"))
+def _compresses_by() -> str:
+    """What selects the lanes of a register here: an instruction, a table of permutations, nothing.
+
+    Numba may have been told to do without some of the processor's features.
+    """
+    told = getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None)
+    if PLAIN or told or not getattr(config, "ENABLE_AVX", True):
+        return ""
+    features = llvm.get_host_cpu_features()
+    if features.get("avx512f") and llvm.llvm_version_info >= (20,) and _WANTED != "256":
+        return "instruction"
+    return "table" if features.get("avx2") else ""
 
 
-COMPRESS = _has_compress()
+_BY = _compresses_by()
+COMPRESS = _BY != ""
+NATIVE = _BY == "instruction"  # whole registers and masks are the machine's own
+TABLE = _BY == "table"  # its registers are half as long, and a mask is a register of them
 
 
 class Vec(types.Type):
@@ -231,17 +245,21 @@ def address(typingctx, array):
     return types.int64(array), codegen
 
 
+def _first_lanes(builder, found, count):
+    kind = ir.VectorType(ir.IntType(64), count)
+    undefined = ir.Constant(kind, ir.Undefined)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
+    first = builder.insert_element(undefined, found, ir.Constant(ir.IntType(32), 0))
+    index = ir.Constant(kind, list(range(count)))
+    return builder.icmp_signed("<", index, builder.shuffle_vector(first, undefined, zeros))
+
+
 @intrinsic
 def first_lanes(typingctx, a, count):
     """The mask of the first `count` lanes of a."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.VectorType(ir.IntType(64), a.lanes)
-        undefined = ir.Constant(kind, ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), a.lanes), [0] * a.lanes)
-        first = builder.insert_element(undefined, args[1], ir.Constant(ir.IntType(32), 0))
-        index = ir.Constant(kind, list(range(a.lanes)))
-        return builder.icmp_signed("<", index, builder.shuffle_vector(first, undefined, zeros))
+        return _first_lanes(builder, args[1], a.lanes)
 
     return Mask(a.lanes)(a, types.int64), codegen
 
@@ -286,6 +304,48 @@ def magnitude(typingctx, a):
         return _call(builder, _intrinsic_name("fabs", a), _llvm(a), args)
 
     return a(a), codegen
+
+
+def _bits(builder, value):
+    """A register's lanes as integers."""
+    lane = ir.IntType(64 if isinstance(value.type.element, ir.DoubleType) else 32)
+    return builder.bitcast(value, ir.VectorType(lane, value.type.count))
+
+
+@intrinsic
+def signs(typingctx, a, wanted):
+    """The sign bit in every lane of a register like a, if wanted; else nothing.
+
+    For loops over registers: a branch in them is no longer one where registers are short.
+    """
+
+    def codegen(context, builder, signature, args):
+        lanes = [ir.Constant(_llvm(a), [x] * a.lanes) for x in (-0.0, 0.0)]
+        return builder.select(args[1], *lanes)
+
+    return a(a, types.boolean), codegen
+
+
+@intrinsic
+def without(typingctx, a, signs):
+    """The lanes without their signs, where `signs` has them."""
+
+    def codegen(context, builder, signature, args):
+        value, bits = (_bits(builder, x) for x in args)
+        return builder.bitcast(builder.and_(value, builder.not_(bits)), args[0].type)
+
+    return a(a, a), codegen
+
+
+@intrinsic
+def signed_like(typingctx, a, b, signs):
+    """Lanes that have no sign, with that of b, where `signs` has it."""
+
+    def codegen(context, builder, signature, args):
+        value, like, bits = (_bits(builder, x) for x in args)
+        return builder.bitcast(builder.or_(value, builder.and_(like, bits)), args[0].type)
+
+    return a(a, a, a), codegen
 
 
 def _binary(name, doc):
@@ -421,13 +481,39 @@ def where(typingctx, mask, a, b):
     return a(mask, a, a), codegen
 
 
+def _halves(builder, mask):
+    """The bits of a mask, in one number or, where registers are short, two: lowest first.
+
+    Each from the signs of a register's lanes; LLVM would pack both registers into bytes first,
+    which takes longer, if it were not for the fence, which hides the mask from it.
+    """
+    i32, i64, count = ir.IntType(32), ir.IntType(64), mask.type.count
+    if not TABLE:
+        return [builder.zext(builder.bitcast(mask, ir.IntType(count)), i64)]
+    half, halves = count // 2, []
+    lane = ir.IntType(_HALF // half)
+    signs = ir.VectorType(lane, half)
+    floats = ir.VectorType(ir.FloatType() if half == 8 else ir.DoubleType(), half)
+    wide = builder.sext(mask, ir.VectorType(lane, count))
+    for first in (0, half):
+        places = ir.Constant(ir.VectorType(i32, half), list(range(first, first + half)))
+        part = builder.shuffle_vector(wide, wide, places)
+        name = f"llvm.arithmetic.fence.v{half}f{lane.width}"
+        part = _call(builder, name, floats, [builder.bitcast(part, floats)])
+        below = builder.icmp_signed(
+            "<", builder.bitcast(part, signs), ir.Constant(signs, [0] * half)
+        )
+        halves.append(builder.zext(builder.bitcast(below, ir.IntType(half)), i64))
+    return halves
+
+
 @intrinsic
 def count(typingctx, mask):
     """Number of lanes set."""
 
     def codegen(context, builder, signature, args):
-        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
-        return builder.ctpop(builder.zext(bits, ir.IntType(64)))
+        counts = [builder.ctpop(bits) for bits in _halves(builder, args[0])]
+        return functools.reduce(builder.add, counts)
 
     return types.int64(mask), codegen
 
@@ -437,7 +523,7 @@ def any_lane(typingctx, mask):
     """Whether some lane is set."""
 
     def codegen(context, builder, signature, args):
-        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        bits = functools.reduce(builder.or_, _halves(builder, args[0]))
         return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
     return types.boolean(mask), codegen
@@ -551,25 +637,97 @@ def lowest(typingctx, word):
     return types.int64(types.uint64), codegen
 
 
+_HALF = 256  # bits of a register of a machine that compresses by table
+
+
+def _permutation(selected, count):
+    """The lanes that `selected` has bits for, and then any, as places of float32 in a register."""
+    chosen = [lane for lane in range(count) if selected >> lane & 1]
+    chosen += [0] * (count - len(chosen))
+    each = 8 // count
+    return [each * lane + k for lane in chosen for k in range(each)]
+
+
+def _permutations(builder, count):
+    """A table of them for all selections from `count` lanes."""
+    name, i8 = f"permutations_of_{count}", ir.IntType(8)
+    if name in builder.module.globals:
+        return builder.module.globals[name]
+    rows = [ir.Constant(ir.VectorType(i8, 8), _permutation(k, count)) for k in range(1 << count)]
+    kind = ir.ArrayType(rows[0].type, len(rows))
+    table = cgutils.global_constant(builder, name, ir.Constant(kind, rows))
+    table.align = LINE
+    return table
+
+
 def _compressed(builder, a, value, mask):
+    """The selected lanes side by side, and how many: of the register, or of each half of it."""
+    halves = _halves(builder, mask)
+    if TABLE:
+        return _packed(builder, a, value, halves)
     undefined = ir.Constant(_llvm(a), ir.Undefined)
     name = _intrinsic_name("experimental.vector.compress", a)
-    return _call(builder, name, _llvm(a), [value, mask, undefined])
+    packed = _call(builder, name, _llvm(a), [value, mask, undefined])
+    return [(packed, builder.ctpop(halves[0]))]
+
+
+def _packed(builder, a, value, halves):
+    """`_compressed` by table; `halves` are the bits of the lanes."""
+    i32, count = ir.IntType(32), _HALF // a.element.bitwidth
+    floats, table, parts = ir.VectorType(ir.FloatType(), 8), _permutations(builder, count), []
+    for first, selected in zip((0, count), halves, strict=True):
+        places = ir.Constant(ir.VectorType(i32, count), list(range(first, first + count)))
+        half = builder.shuffle_vector(value, value, places)
+        order = builder.load(builder.gep(table, [ir.Constant(i32, 0), selected]))
+        order = builder.zext(order, ir.VectorType(i32, 8))
+        packed = _call(
+            builder, "llvm.x86.avx2.permps", floats, [builder.bitcast(half, floats), order]
+        )
+        parts.append((builder.bitcast(packed, half.type), builder.ctpop(selected)))
+    return parts
+
+
+def _pieces(context, builder, a, mask, args):
+    """What `compress` stores, how many of these lanes are selected, and where it goes."""
+    value, selected, array, index = args
+    for packed, found in _compressed(builder, a, value, selected):
+        vec = Vec(a.element, packed.type.count)
+        yield packed, found, _pointer(context, builder, array[0], array[1], index, vec)
+        index = builder.add(index, found)
 
 
 @intrinsic
 def compress(typingctx, a, mask, array, index):
-    """Store the selected lanes at ``array[index:]``; a full register is written."""
+    """Store the selected lanes at ``array[index:]``; no more than a full register is written."""
 
     def codegen(context, builder, signature, args):
-        store = builder.store(
-            _compressed(builder, a, args[0], args[1]),
-            _pointer(context, builder, array, args[2], args[3], a),
-        )
-        store.align = array.dtype.bitwidth // 8
+        args = args[0], args[1], (array, args[2]), args[3]
+        for packed, _, pointer in _pieces(context, builder, a, mask, args):
+            builder.store(packed, pointer).align = array.dtype.bitwidth // 8
         return context.get_dummy_value()
 
     return types.void(a, mask, array, index), codegen
+
+
+@intrinsic
+def compress_unequal(typingctx, a, first, second, array, index):
+    """`compress`, by table, of the lanes in which two masks differ; returns how many.
+
+    They are joined when they are bits: LLVM takes a roundabout way to join masks of two registers.
+    """
+
+    def codegen(context, builder, signature, args):
+        first, second = (_halves(builder, mask) for mask in args[1:3])
+        halves = [builder.xor(*pair) for pair in zip(first, second, strict=True)]
+        stored = args[4]
+        for packed, found in _packed(builder, a, args[0], halves):
+            vec = Vec(a.element, packed.type.count)
+            pointer = _pointer(context, builder, array, args[3], stored, vec)
+            builder.store(packed, pointer).align = array.dtype.bitwidth // 8
+            stored = builder.add(stored, found)
+        return builder.sub(stored, args[4])
+
+    return types.int64(a, first, first, array, index), codegen
 
 
 @intrinsic
@@ -580,18 +738,13 @@ def compress_part(typingctx, a, mask, array, index):
     """
 
     def codegen(context, builder, signature, args):
-        bits = ir.IntType(64)
-        selected = builder.zext(builder.bitcast(args[1], ir.IntType(mask.lanes)), bits)
-        one = ir.Constant(bits, 1)
-        first = builder.sub(builder.shl(one, builder.ctpop(selected)), one)
-        first = builder.bitcast(
-            builder.trunc(first, ir.IntType(mask.lanes)), ir.VectorType(ir.IntType(1), mask.lanes)
-        )
-        pointer = _pointer(context, builder, array, args[2], args[3], a)
-        align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
-        name = f"llvm.masked.store.v{a.lanes}f{a.element.bitwidth}.p0"
-        value = _compressed(builder, a, args[0], args[1])
-        _call(builder, name, ir.VoidType(), [value, pointer, align, first])
+        args = args[0], args[1], (array, args[2]), args[3]
+        for packed, found, pointer in _pieces(context, builder, a, mask, args):
+            count = packed.type.count
+            first = _first_lanes(builder, found, count)
+            align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
+            name = f"llvm.masked.store.v{count}f{a.element.bitwidth}.p0"
+            _call(builder, name, ir.VoidType(), [packed, pointer, align, first])
         return context.get_dummy_value()
 
     return types.void(a, mask, array, index), codegen
