@@ -438,7 +438,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
             if c + EARLIER < last and _far(z):
                 following = z[begin + EARLIER * CHUNK :]
                 for i in range(0, min(head(z.size), following.size), simd.LINE // z.itemsize):
-                    simd.fetch(following, i)
+                    simd.fetch_early(following, i)
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
@@ -981,13 +981,15 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
     n = x.shape[1]
     own_part = room_for_chunks(n)
     heads = room_to_hold(n)
-    own_scratch = np.empty(heads + (0 if whole else n), x.dtype)
+    past = n >= (PAST_FROM_4 if x.itemsize == 4 else PAST_FROM_8) and passes.beyond_caches(x, out)
+    # Scratch where the result will be would bring it into the caches; of long rows little is used.
+    aside = not whole or (past and n < SAMPLE_FROM and last - first > 1)
+    own_scratch = np.empty(heads + (n if aside else 0), x.dtype)
     own_marks, own_few = marks_of(n), room_for_few(n, whole)
     own_scaled = own_scratch  # until it is needed
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
-    past = n >= (PAST_FROM_4 if x.itemsize == 4 else PAST_FROM_8) and passes.beyond_caches(x, out)
     searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
     together = short.together(x)
     own_known, own_folded = short.scratch(x, together)
@@ -999,17 +1001,18 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             place = (r - first) % together
             if place == 0:
                 end = min(r + together, last)
+                after = min(end + together, last)
                 short.search(
-                    searched, absolute, tol, x[r:end], x[end : min(end + together, last)],
-                    folded, known, table[r:end],
+                    searched, absolute, tol, x[r:end], x[end:after],
+                    out[end : end if aside or past else after], folded, known, table[r:end],
                 )  # fmt: skip
             found = short.is_verdict(kind, known[place])
-        elif r + 1 < last and n * x.itemsize >= NEAR:
-            # Processors do not fetch beyond a page by themselves: 1,000 floats take a tenth less.
+        elif not simd.STREAMS and r + 1 < last and n * x.itemsize >= NEAR:
+            # Many do not fetch beyond a page by themselves: 1,000 floats take a tenth less.
             following = x[r + 1]
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
                 simd.fetch(following, i)
-        buffer = target if whole else spare
+        buffer = spare if aside else target
         source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
         attempt, by_size, few = 0, False, uncounted(own_few)
         while True:
@@ -1044,7 +1047,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             if together > 0:
                 report[WANTED], wanted = p, report[WANTED]
                 short.search(
-                    searched, absolute, tol, source.reshape((1, n)), x[:0],
+                    searched, absolute, tol, source.reshape((1, n)), x[:0], out[:0],
                     folded, known[place : place + 1], table[r : r + 1],
                 )  # fmt: skip
                 report[WANTED] = wanted

@@ -551,8 +551,9 @@ def collect_few(z, absolute, lo, buffer, few, out):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
         for i in range(begin, end, group(z)):
-            for k in range(0, group(z), simd.LINE // z.itemsize):
-                simd.fetch(z, i + NEAR + k)  # a mispredicted branch stops what fetches by itself
+            if not simd.STREAMS:  # a mispredicted branch stops what fetches by itself
+                for k in range(0, group(z), simd.LINE // z.itemsize):
+                    simd.fetch(z, i + NEAR + k)
             word = _word_above(z, i, signs, vlo)
             if word == none:
                 continue

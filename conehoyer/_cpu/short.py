@@ -238,17 +238,24 @@ def _end(kind, p, folded, row):
         _go_to(tau + step, real, row)
 
 
+@helper(forceinline=True)
+def _fetch_part(row, k):
+    """Ask for the k-th of `FETCHES` parts of a row."""
+    part = -(-row.size // FETCHES)
+    for i in range(k * part, min((k + 1) * part, row.size), simd.LINE // row.itemsize):
+        simd.fetch_early(row, i)
+
+
 @helper
-def search(kind, absolute, tol, x, ahead, folded, rows, table):
+def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
     """Find out about the rows of x what `rows` holds; CAI and L1, whose τ > 0 serves all kinds.
 
-    `folded` is scratch.  The rows `ahead`, which come next, are fetched meanwhile.
+    `folded` is scratch.  The rows `ahead`, which come next, and `targets`, where their results will
+    be, are fetched meanwhile.
     """
-    x, ahead, folded = uncounted(x), uncounted(ahead), uncounted(folded)
-    rows, table = uncounted(rows), uncounted(table)
+    x, ahead, targets = uncounted(x), uncounted(ahead), uncounted(targets)
+    folded, rows, table = uncounted(folded), uncounted(rows), uncounted(table)
     real, itemsize = x.dtype.type, x.itemsize
-    part = -(-ahead.shape[1] // FETCHES)
-    line = simd.LINE // itemsize
     for r in range(x.shape[0]):
         p = table[r, WANTED]
         usual = 1.0 < p < x.shape[1] if kind >= m.CAI else p > 0.0
@@ -260,9 +267,9 @@ def search(kind, absolute, tol, x, ahead, folded, rows, table):
         going = False
         for r in range(x.shape[0]):
             if r < ahead.shape[0]:
-                following = ahead[r]
-                for i in range(k * part, min((k + 1) * part, following.size), line):
-                    simd.fetch(following, i)
+                _fetch_part(ahead[r], k)
+            if r < targets.shape[0]:
+                _fetch_part(targets[r], k)
             if rows[r, STATUS] == m.GO:
                 _look(x[r], absolute, folded[r], rows[r], table[r, LOG:])
                 going = True

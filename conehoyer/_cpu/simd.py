@@ -44,6 +44,9 @@ _BY = _compresses_by()
 COMPRESS = _BY != ""
 NATIVE = _BY == "instruction"  # whole registers and masks are the machine's own
 TABLE = _BY == "table"  # its registers are half as long, and a mask is a register of them
+# Whether what is read in order comes sooner without `fetch`.  Measured on Zen 4: results written
+# early take a fifth less, rows of 5,000 to 16,000 a tenth; Intel's processors want to be told.
+STREAMS = llvm.get_host_cpu_name().startswith("znver")
 
 
 class Vec(types.Type):
@@ -125,20 +128,25 @@ def load(typingctx, array, index):
     return vec(array, index), codegen
 
 
-@intrinsic
-def fetch(typingctx, array, index):
-    """Ask for the cache line of ``array[index]``, which will be read, without waiting for it."""
+def _fetching(level, doc):
+    def operation(typingctx, array, index):
+        def codegen(context, builder, signature, args):
+            data = context.make_array(array)(context, builder, args[0]).data
+            pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
+            i32 = ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(function, [pointer, i32(0), i32(level), i32(1)])
+            return context.get_dummy_value()
 
-    def codegen(context, builder, signature, args):
-        data = context.make_array(array)(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
-        return context.get_dummy_value()
+        return types.void(array, index), codegen
 
-    return types.void(array, index), codegen
+    operation.__doc__ = doc
+    return intrinsic(operation)
+
+
+fetch = _fetching(3, "Ask for the cache line of ``array[index]``, without waiting for it.")
+fetch_early = _fetching(2, "`fetch` into the second cache, which waits for more lines at once.")
 
 
 @intrinsic
