@@ -684,13 +684,20 @@ def write_tied(z, absolute, top, k, b, factor, out):
     last, seen = real(factor * b), 0
     factor, top = real(factor), real(top)
     ones, tops, zero = simd.splat(factor), simd.splat(top), simd.splat(real(0.0))
-    width = simd.lanes(z)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
+    whole = z.size // width * width
     for i in range(0, z.size, width):
-        valid = simd.first_lanes(zero, z.size - i)
-        v = simd.load_part(z, i, valid)
-        hit = simd.both(simd.not_less(simd.magnitude(v) if absolute else v, tops), valid)
-        found = simd.count(hit)
-        if seen < k <= seen + found:  # the k-th is one of these
+        one_by_one = i == whole
+        if not one_by_one:
+            v = simd.load(z, i)
+            hit = simd.not_less(simd.without(v, signs), tops)
+            found = simd.count(hit)
+            one_by_one = seen < k <= seen + found  # the k-th is one of these
+            if not one_by_one:
+                value = simd.signed_like(ones, v, signs)
+                simd.store(simd.where(hit, value, zero) if seen < k else zero, out, i)
+                seen += found
+        if one_by_one:
             for j in range(i, min(i + width, z.size)):
                 value, result = z[j], real(0.0)
                 if (abs(value) if absolute else value) == top:
@@ -699,11 +706,6 @@ def write_tied(z, absolute, top, k, b, factor, out):
                         result = last if seen == k else factor
                         result = math.copysign(result, value) if absolute else result
                 out[j] = result
-        else:
-            seen += found
-            value = simd.copy_sign(ones, v) if absolute else ones
-            value = simd.where(hit, value, zero) if seen < k else zero
-            simd.store_part(value, valid, out, i)
 
 
 @helper

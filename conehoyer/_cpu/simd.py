@@ -6,7 +6,7 @@ whatever is inlined where, and compressing the selected lanes of a register into
 LLVM splits the registers where the machine's are shorter.  ``COMPRESS`` says whether this machine
 can compress, by an instruction of AVX-512 (``NATIVE``) or with AVX2 by a ``TABLE`` of permutations;
 where it is False, callers mark the lanes and pick them one by one.  The environment can ask for
-plain loops (``CONEHOYER_SIMD=0``: ``PLAIN``) and for the table (``CONEHOYER_SIMD=256``).
+plain loops (``CONEHOYER_SIMD=0``: ``PLAIN``).
 """
 
 import functools
@@ -22,22 +22,26 @@ WIDE = 16
 LINE = 64  # bytes of a cache line
 
 
-_WANTED = os.environ.get("CONEHOYER_SIMD", "")
-PLAIN = _WANTED == "0"
+PLAIN = os.environ.get("CONEHOYER_SIMD", "") == "0"
+
+
+def features() -> set[str]:
+    """What the processor can do, or what Numba has been told that it can."""
+    told = getattr(config, "CPU_FEATURES", None)
+    if told is not None:
+        return {feature[1:] for feature in told.split(",") if feature.startswith("+")}
+    found = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    return found if getattr(config, "ENABLE_AVX", True) else set()
 
 
 def _compresses_by() -> str:
-    """What selects the lanes of a register here: an instruction, a table of permutations, nothing.
-
-    Numba may have been told to do without some of the processor's features.
-    """
-    told = getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None)
-    if PLAIN or told or not getattr(config, "ENABLE_AVX", True):
+    """What selects the lanes of a register: an instruction, a table of permutations, nothing."""
+    known = features()
+    if PLAIN:
         return ""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f") and llvm.llvm_version_info >= (20,) and _WANTED != "256":
+    if "avx512f" in known and llvm.llvm_version_info >= (20,):
         return "instruction"
-    return "table" if features.get("avx2") else ""
+    return "table" if "avx2" in known else ""
 
 
 _BY = _compresses_by()

@@ -5,7 +5,6 @@ of tuples: so they are part of the kernels' signatures, each shape is compiled b
 Numba's disk cache knows them apart.  LLVM splits registers that the machine does not have.
 """
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -18,10 +17,10 @@ _PLACE = ir.IntType(32)
 
 def _machine():
     """Bits of a vector register, how many of them a tile may take, and in how many rows."""
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    features = simd.features()
+    if "avx512f" in features:
         return 512, 16, 4
-    if features.get("avx"):
+    if "avx" in features:
         return 256, 12, 6
     return 128, 16, 8
 
