@@ -45,6 +45,7 @@ NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it
 # Shorter rows are not written past the caches.  They begin and end inside cache lines; and a row at
 # a time is more than the processor keeps on its way to memory, so that the next search would wait.
 PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
+KEPT = 0.25  # so few above a Newton step are kept, for steps on them alone
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
 # Actions; OWN: sums in the data's own precision, SQUARES: ‖y‖² where only that is missing.
@@ -116,6 +117,14 @@ def _sums_near(st, z, l2, samples):
         return _sums_job(st, l2, samples)
     tau = np.float64(z.dtype.type(st.anchor + st.offset))
     return _band_job(_move(st, tau, 0.0, False), tau, tau, True, False, l2, samples, False)
+
+
+@helper
+def _above_job(st, z, early, l2, samples):
+    """Keep what lies above τ, a Newton step from the left."""
+    tau = st.anchor + st.offset
+    lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
+    return _band_job(st, lo, math.inf, early, early, l2, samples, False)
 
 
 @helper
@@ -246,6 +255,8 @@ def _estimate(kind, p, sample, weight, known, room):
             nu += known.nu - weight * nu1
             s += s2 - weight * s1
             q = max(q + known.q - shift * (known.s + s2) - weight * q1, 0.0)
+            if not nu > 0.0:  # the sample contradicts what is known
+                break
         st = m.advance(kind, p, 0.0, st, nu, s, q)
         if st.passes == 1 and st.status == m.GO and theta == math.inf and not st.pinned:
             edge = sample.dtype.type(st.anchor + st.offset)
@@ -367,6 +378,12 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     take_sample(z, absolute, sample)
     if not absolute and not passes.all_finite(sample):
         return _verdict(m.NONFINITE, math.nan, job.l2, 0.0, 0.0, 0.0)
+    if st.nu > 0.0 and not st.pinned and known.theta < math.inf:  # a Newton step
+        edge = np.float64(z.dtype.type(st.anchor + st.offset))
+        share = _count_above(sample, edge) / sample.size
+        if share < KEPT:
+            early = _early(z, share) and _spread(sample, edge)
+            plain = _above_job(st, z, early, job.l2, samples)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
@@ -807,10 +824,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     if z.itemsize == 4 and st.passes > PATIENCE:
         return _sums_job(st, l2, MOST_SAMPLES)
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
-    if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= 0.25 * z.size)):
-        lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-        few = _early(z, known.nu / z.size)
-        return _band_job(st, lo, math.inf, few, few, l2, job.samples, False)
+    if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= KEPT * z.size)):
+        return _above_job(st, z, _early(z, known.nu / z.size), l2, job.samples)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
     if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
