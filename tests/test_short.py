@@ -47,7 +47,7 @@ def search(kind, absolute, tol, x, wanted):
     known, copies = short.scratch(x, count)
     for r in range(0, len(x), count):
         end = min(r + count, len(x))
-        short.search(kind, absolute, tol, x[r:end], x[end:], copies, known, table[r:end])
+        short.search(kind, absolute, tol, x[r:end], x[end:], x[end:], copies, known, table[r:end])
         result[r:end] = known[: end - r]
     return result
 
