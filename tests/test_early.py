@@ -11,6 +11,7 @@ from conehoyer import _math as m
 from conehoyer._cpu import engine, passes, simd
 from conehoyer._jit import entry
 
+estimate, take_sample = entry(engine._estimate), entry(engine.take_sample)
 collect_few, write_few = entry(passes.collect_few), entry(passes.write_few)
 write_soft = entry(passes.write_soft)
 DTYPES = [np.float32, np.float64]
@@ -124,6 +125,28 @@ def test_samples_that_mislead(dtype, n):
         assert told[0].hi == math.inf
         assert told[0].rare != simd.TABLE
         assert not any(job.early for job in told)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_above_a_newton_step_are_kept(dtype):
+    """Where no sample gives a band, but tells that few entries lie above: the second pass ends."""
+    n = 1_000_000
+    x = np.random.default_rng(0).standard_cauchy(n).astype(dtype)
+    a = np.sort(np.abs(x))[::-1].astype(np.float64)
+    radius = a[:1000].sum() - 1000 * a[1000]
+    first, second, *others = jobs(m.L1, True, radius, x, np.empty(n, dtype))[:-1]
+    assert first.action != engine.BAND or first.lo == first.hi  # the sums alone
+    assert (second.action, second.hi) == (engine.BAND, math.inf)
+    assert not others
+
+    sample = np.empty(16 * (n // 1024), dtype)
+    take_sample(x, True, sample)
+    theta = 1.25
+    above = a[a > theta] - theta
+    known = engine.Known(theta, theta, float(above.size), above.sum(), np.square(above).sum())
+    state = estimate(m.L1, radius, sample, n / sample.size, known, np.empty_like(sample))
+    assert state.status == m.GO  # the sample contradicts that: there is nothing to find
+    assert state.passes < 10
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

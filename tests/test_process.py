@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -45,6 +46,25 @@ def copy_package(target):
     """A copy without compiled files, whose time stamps are those of the original."""
     shutil.copytree(PACKAGE, target / "conehoyer", ignore=shutil.ignore_patterns("__pycache__"))
     return target
+
+
+BY_AVX512 = "instruction" if llvm.llvm_version_info >= (20,) else "table"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"NUMBA_CPU_FEATURES": "+avx,+avx2,-avx512f"}, "table 256"),
+        ({"NUMBA_CPU_FEATURES": "+avx,+avx2,+avx512f"}, f"{BY_AVX512} 512"),
+        ({"NUMBA_CPU_FEATURES": "+sse4.2"}, " 128"),
+        ({"NUMBA_CPU_NAME": "generic"}, " 128"),
+        ({"NUMBA_ENABLE_AVX": "0"}, " 128"),
+        ({"CONEHOYER_SIMD": "0", "NUMBA_CPU_FEATURES": "+avx,+avx2"}, " 256"),
+    ],
+)
+def test_numba_is_told_what_the_processor_can_do(env, expected):
+    code = "from conehoyer._cpu import simd, tiles; print(simd._BY, tiles.BITS)"
+    assert run(code, **({"CONEHOYER_SIMD": ""} | env)) == expected.strip()
 
 
 SHARED = {k: v for k, v in os.environ.items() if k == "NUMBA_CACHE_DIR"}

@@ -214,6 +214,20 @@ class ShortRows:
         return self.problem.over_floor(by_row=True).samples
 
 
+class RowsInMemory:
+    """10,000,000 entries as rows, by one worker, over the floor that goes row by row."""
+
+    params = (FUNCTIONS, DTYPES, (300, 1000, 5000, 16000))
+    param_names = ("function", "dtype", "n")
+
+    def setup(self, function, dtype, n):
+        self.problem = problem(function, "gaussian", (10_000_000 // n, n), dtype, 0.1)
+
+    @sampled("ratio", rounds=2)
+    def track_over_floor_by_row(self, *params):
+        return self.problem.over_floor(by_row=True).samples
+
+
 class Memory:
     """Peak memory of the process; data and result take 64 MB each."""
 

@@ -1017,9 +1017,10 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             if place == 0:
                 end = min(r + together, last)
                 after = min(end + together, last)
+                targets = out[end:after] if whole and not past else out[:0]
                 short.search(
-                    searched, absolute, tol, x[r:end], x[end:after],
-                    out[end : end if aside or past else after], folded, known, table[r:end],
+                    searched, absolute, tol, x[r:end], x[end:after], targets,
+                    folded, known, table[r:end],
                 )  # fmt: skip
             found = short.is_verdict(kind, known[place])
         elif not simd.STREAMS and r + 1 < last and n * x.itemsize >= NEAR:
