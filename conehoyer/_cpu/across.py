@@ -9,7 +9,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, simd
-from .arrays import STATUS
+from .arrays import NO, NONE, STATUS
 
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
 
@@ -66,7 +66,7 @@ def project_columns(kind, absolute, tol, strict, x, out, table, width, first, la
         row = k // panels * columns + column
         transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
         engine.project_rows(
-            kind, absolute, tol, strict, panel, panel, False, table[row : row + count], 0, count
+            kind, absolute, tol, strict, panel, panel, NO, table[row : row + count], NONE, count
         )
         for r in range(row, row + count):
             if strict and table[r, STATUS] == m.NONFINITE:

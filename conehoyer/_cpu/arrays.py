@@ -1,5 +1,6 @@
-"""Arrays inside kernels."""
+"""Arrays and constants inside kernels."""
 
+import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -7,6 +8,9 @@ from numba.extending import intrinsic
 # kernel, and takes out what came of it; where it has room, how large the support was at each pass.
 STATUS, THRESHOLD, REACHED, PASSES, LOG = range(5)
 NORM, WANTED = THRESHOLD, REACHED  # on the way in
+
+# For calls of large functions: to Numba, True and 0 are types, for which it compiles once more.
+YES, NO, NONE, ONE = np.bool_(True), np.bool_(False), np.int64(0), np.int64(1)
 
 
 @intrinsic

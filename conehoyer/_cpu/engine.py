@@ -26,7 +26,19 @@ import numpy as np
 from .. import _math as m
 from .._jit import entry, helper, kernel
 from . import passes, short, simd
-from .arrays import LOG, NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED, keep, uncounted
+from .arrays import (
+    LOG,
+    NO,
+    NONE,
+    NORM,
+    PASSES,
+    REACHED,
+    STATUS,
+    THRESHOLD,
+    WANTED,
+    keep,
+    uncounted,
+)  # fmt: skip
 
 CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
@@ -978,7 +990,7 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, part, few
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        _write(job, kind, absolute, p, scaled, scaled, part, few, False, 0, chunks_of(z.size))
+        _write(job, kind, absolute, p, scaled, scaled, part, few, NO, NONE, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
@@ -1029,7 +1041,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
                 simd.fetch(following, i)
         buffer = spare if aside else target
-        source, shift, back, p, l2 = z, 0, 0, report[WANTED], report[NORM]
+        source, shift, back, p, l2 = z, NONE, NONE, report[WANTED], report[NORM]
         attempt, by_size, few = 0, False, uncounted(own_few)
         while True:
             if not found:
@@ -1041,7 +1053,9 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
             else:
                 job = _prepare(kind, absolute, p, l2, source, buffer, part)
             while job.action != WRITE:
-                _run_pass(job, absolute, source, buffer, held, part, marks, few, 0, part.shape[0])
+                _run_pass(
+                    job, absolute, source, buffer, held, part, marks, few, NONE, part.shape[0]
+                )
                 job = _proceed(
                     job, kind, absolute, p, tol, source, buffer, held, part, few, table[r, LOG:]
                 )
@@ -1059,7 +1073,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
                 scaled = uncounted(own_scaled)
             p, l2 = report[WANTED], report[NORM]
             shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled, by_size)
-            source, few = scaled, few[:, :0]
+            source, few = scaled, few[:0]
             if together > 0:
                 report[WANTED], wanted = p, report[WANTED]
                 short.search(
@@ -1075,7 +1089,7 @@ def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last)
         elif job.state.status == m.NONFINITE and strict:
             break
         else:
-            _write(job, kind, absolute, p, z, target, part, few, past, 0, part.shape[0])
+            _write(job, kind, absolute, p, z, target, part, few, past, NONE, len(part))
     if past:
         simd.drain()
     keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))

@@ -15,13 +15,10 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
-from .arrays import LOG, STATUS, WANTED
+from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
-
-# For calls of kernels: to Numba, True and 0 are types, for which it would compile them once more.
-YES, NO, NONE, ONE = np.bool_(True), np.bool_(False), np.int64(0), np.int64(1)
 
 PIECE = 512  # rows whose sums are taken by one thread, in one order
 LOW = 8  # rows of a block below which its columns are joined as they are read
@@ -684,7 +681,8 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     past = passes.beyond_caches(flat, goal)
     line = np.empty((columns if kind != DIAGONALS else values.size) + simd.lanes(x), x.dtype)
     if kind == DIAGONALS:
-        line[: values.size] = values
+        for g in range(values.size):
+            line[g] = values[g]
     end = first  # of the rows that the line is right for
     for i in range(first, last):
         at, place = i * columns, 0
@@ -772,7 +770,7 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
         done = norms[begin:end].reshape(-1)
         if inner == LINF:
             max_pieces(x, kind, height, width, labels, tops, begin, end)
-            _finish(tops[place : place + end - begin].reshape(-1), False, done)
+            _finish(tops[place : place + end - begin].reshape(-1), NO, done)
         else:
             sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, begin, end)
             found = sums[place : place + end - begin].reshape(-1)
@@ -799,14 +797,14 @@ def all_norms(x, unit, kind, height, width, labels, inner, norms):
     across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if are_whole(kind, height):
         most, rows = np.empty(count), norms.reshape(count, across)
-        whole_norms(x, unit, kind, height, width, labels, inner, rows, most, 0, count)
+        whole_norms(x, unit, kind, height, width, labels, inner, rows, most, NONE, count)
         return passes.largest(most, False)
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
-        max_pieces(x, kind, height, width, labels, tops, 0, count)
+        max_pieces(x, kind, height, width, labels, tops, NONE, count)
         return join_norms(tops, kind, height, inner, norms)
     sums = np.empty((count, across))
-    sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, 0, count)
+    sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, NONE, count)
     return join_norms(sums, kind, height, inner, norms)
 
 
@@ -823,7 +821,8 @@ def settle(norms, u, outer, feasible, radii, info):
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
-        radii[:] = u
+        for g in range(u.size):  # to assign arrays takes Numba seconds to compile: its message
+            radii[g] = u[g]
         _, s, q = passes.sums(np.minimum(u, norms), True, 0.0, -math.inf)
         info[2] = s
         if outer == m.CAI:
@@ -867,5 +866,5 @@ def project(
         return True
     if inner == L2:
         to_factors(norms, u, 0, number)
-    apply(x, inner == LINF, kind, height, width, labels, u, out, 0, len(x))
+    apply(x, inner == LINF, kind, height, width, labels, u, out, NONE, len(x))
     return True
