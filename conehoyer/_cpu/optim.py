@@ -16,7 +16,8 @@ from . import groups, simd
 RUN = 2048  # entries of a row taken at a time: they stay in the cache for what follows
 LONG = 4 * RUN  # whole rows up to here are: memory without gaps is read a tenth faster
 CHUNK = 8 * RUN  # entries of a unit of work where no blocks are
-STREAM = 2048  # entries that are checked next to three others: one stream reads 0.7 as fast
+STREAM = 2048  # entries checked beside three others: without `simd.STREAMS` one reads 0.7 as fast
+TOGETHER = 4  # rows whose squares are added at once
 TINY, HUGE = 1e-280, 1e300  # sums of squares between these are right
 FAR = 1e-120  # a limit from here on is out of reach of a norm below √TINY
 
@@ -31,7 +32,7 @@ def find_unbounded(z, bound, found, first, last):
     for chunk in range(first, last):
         begin = chunk * CHUNK
         end = min(begin + CHUNK, z.size)
-        whole = begin + (end - begin) // (4 * STREAM) * (4 * STREAM)
+        whole = begin if simd.STREAMS else begin + (end - begin) // (4 * STREAM) * (4 * STREAM)
         bad = False
         for at in range(begin, whole, 4 * STREAM):
             a, b = z[at : at + STREAM], z[at + STREAM : at + 2 * STREAM]
@@ -105,11 +106,29 @@ def _erase(p, first, second, mask):
 
 
 @helper
-def _add_squares(p, sums):
-    """Add the squares of a run to the sums of its columns."""
-    for i in range(p.size):
-        a = np.float64(p[i])
-        sums[i] += a * a
+def _add_squares(p, at, columns, rows, length, sums):
+    """Add the squares of runs one above the other to the sums of their columns.
+
+    Several at a time: the sums take as much of the cache as the runs.
+    """
+    done = rows // TOGETHER * TOGETHER
+    for i in range(0, done, TOGETHER):
+        start = at + i * columns
+        first, second = p[start : start + length], p[start + columns : start + columns + length]
+        start += 2 * columns
+        third, fourth = p[start : start + length], p[start + columns : start + columns + length]
+        for j in range(length):
+            a, b, c, d = (
+                np.float64(first[j]), np.float64(second[j]),
+                np.float64(third[j]), np.float64(fourth[j]),
+            )  # fmt: skip
+            sums[j] = sums[j] + a * a + b * b + c * c + d * d
+    for i in range(done, rows):
+        start = at + i * columns
+        run = p[start : start + length]
+        for j in range(length):
+            a = np.float64(run[j])
+            sums[j] += a * a
 
 
 @helper
@@ -248,15 +267,17 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
         sums[: count * across] = 0.0
-        for i in range(tall):
+        for top in range(0, tall, TOGETHER):
+            some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
-                start = at + i * columns + j
-                stop = start + min(length, wide - j)
-                run, moment, square = p[start:stop], first[start:stop], second[start:stop]
-                _step(run, g[start:stop], moment, square, scalars)
-                if mask.size:
-                    _erase(run, moment, square, mask[start:stop])
-                _add_squares(run, sums)
+                corner, part = at + top * columns + j, min(length, wide - j)
+                for start in range(corner, corner + some * columns, columns):
+                    stop = start + part
+                    run, moment, square = p[start:stop], first[start:stop], second[start:stop]
+                    _step(run, g[start:stop], moment, square, scalars)
+                    if mask.size:
+                        _erase(run, moment, square, mask[start:stop])
+                _add_squares(p, corner, columns, some, part, sums)
         norm, limit = norms[:count], limits[:count]
         _limits(limit, threshold, gamma, block)
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
@@ -280,10 +301,11 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
         sums[: count * across] = 0.0
-        for i in range(tall):
+        for top in range(0, tall, TOGETHER):
+            some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
-                start = at + i * columns + j
-                _add_squares(p[start : start + min(length, wide - j)], sums)
+                corner = at + top * columns + j
+                _add_squares(p, corner, columns, some, min(length, wide - j), sums)
         norm, limit = norms[:count], limits[:count]
         limit[:] = eps
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
