@@ -284,7 +284,7 @@ class _Bilevel:
         norms, unit = _groups.norms(z, parts, self.inner, workers)
         info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
         u = np.empty_like(norms)
-        args = self.kind, True, self.slack, False, norms[None], u[None], True, info[None], 0
+        args = self.kind, True, self.slack, False, True, norms[None], u[None], info[None], 0
         if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
             projections.project_long(*args, workers)
         else:

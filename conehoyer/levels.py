@@ -89,7 +89,7 @@ def levels_of_rows(z, counts, tol):
         result[numbers] = trial
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         table[:, WANTED] = trial
-        engine.project_rows(m.CAI, True, tol, True, rows, out, True, table, 0, len(rows))
+        engine.project_rows(m.CAI, True, tol, True, True, rows, out, table, 0, len(rows))
         nonzeros = np.empty(len(rows), np.int64)
         kernels.count_nonzeros(out, nonzeros)
         dense = (nonzeros > counts[numbers]) & (trial > 1.0)

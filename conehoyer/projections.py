@@ -1,6 +1,7 @@
 """Projections of vectors: the CAI cone, Hoyer's sparseness, the l1 ball, the simplex."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -146,10 +147,7 @@ def project_cai(
 
         run = iterative.KERNELS
     elif method == "iterative":
-
-        def run(z, target, table, first, last):
-            classic.iterative_rows(not nonneg, s.slack, z, target, table, first, last)
-
+        run = partial(classic.iterative_rows, not nonneg, s.slack)
     return _project(
         s, x, m.CAI, not nonneg, levels, None, run,
         out, overwrite_x, workers, check_finite, full_output,
@@ -276,10 +274,7 @@ def project_hoyer(
     if method == "alternating":
         if s.home is not None:
             raise ValueError(f"on the GPU method must be 'cfp', got {method!r}")
-
-        def run(z, target, table, first, last):
-            classic.alternating_rows(not nonneg, s.slack, z, target, table, first, last)
-
+        run = partial(classic.alternating_rows, not nonneg, s.slack)
     return _project(
         s, x, m.HOYER, not nonneg, levels, norms, run,
         out, overwrite_x, workers, check_finite, full_output,
@@ -528,20 +523,20 @@ def _ball_method(s, kind, absolute, method):
         return None
     if s.home is not None:
         raise ValueError(f"on the GPU method must be 'newton', got {method!r}")
-    by_sorting = method == "sort"
+    return partial(_ball_rows, kind, absolute, s.slack, method == "sort")
 
-    def run(z, target, table, first, last):
-        part = z[first:last]
-        if by_sorting:
-            values = np.sort(np.abs(part) if absolute else part, axis=-1)
-        else:
-            values = np.empty_like(part)
-        classic.ball_rows(
-            kind, absolute, s.slack, by_sorting, part, values, target[first:last],
-            table[first:last], 0, last - first,
-        )  # fmt: skip
 
-    return run
+def _ball_rows(kind, absolute, tol, by_sorting, z, target, table, first, last):
+    """Rows first..last−1 by sorting or by Condat's algorithm."""
+    part = z[first:last]
+    if by_sorting:
+        values = np.sort(np.abs(part) if absolute else part, axis=-1)
+    else:
+        values = np.empty_like(part)
+    classic.ball_rows(
+        kind, absolute, tol, by_sorting, part, values, target[first:last],
+        table[first:last], 0, last - first,
+    )  # fmt: skip
 
 
 def _project(
@@ -575,19 +570,13 @@ def _project(
         workers = min(workers, count) if z.nbytes >= _threads.DEALT_FROM >> more else 1
     tol, whole = s.slack, not goal.in_place
     if run is None and workers == 1:
-        engine.project_rows(kind, absolute, tol, check_finite, z, goal.rows, whole, table, 0, count)
+        engine.project_rows(kind, absolute, tol, check_finite, whole, z, goal.rows, table, 0, count)
     elif shared:
         for r in range(count):
-            project_long(kind, absolute, tol, check_finite, z, goal.rows, whole, table, r, workers)
+            project_long(kind, absolute, tol, check_finite, whole, z, goal.rows, table, r, workers)
     else:
-
-        def by_engine(z, target, table, first, last):
-            engine.project_rows(
-                kind, absolute, tol, check_finite, z, target, whole, table, first, last
-            )
-
-        project_rows = run or by_engine
-        run_split(lambda i, j: project_rows(z, goal.rows, table, i, j), count, workers)
+        run = run or partial(engine.project_rows, kind, absolute, tol, check_finite, whole)
+        run_split(partial(run, z, goal.rows, table), count, workers)
     if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
         _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
@@ -622,20 +611,14 @@ def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_fini
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.columns_at_once(z, workers)
     panels = count * -(-columns // width)
-    tol = s.slack
-    run_split(
-        lambda i, j: across.project_columns(
-            kind, absolute, tol, check_finite, z, target, table, width, i, j
-        ),
-        panels,
-        workers,
-    )
+    given = kind, absolute, s.slack, check_finite, z, target, table, width
+    run_split(partial(across.project_columns, *given), panels, workers)
     if table[:, STATUS].max() >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite)
     return (result, _info(s, None, result, table)) if full_output else result
 
 
-def project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
+def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
     norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]
@@ -654,7 +637,7 @@ def project_long(kind, absolute, tol, strict, x, out, whole, table, r, workers):
         )
         job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, few, log)
     if job.state.status in (m.NONFINITE, m.RESCALE):
-        engine.project_rows(kind, absolute, tol, strict, x, out, whole, table, r, r + 1)
+        engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, r, r + 1)
         return
     run_split(
         lambda i, j: engine.write(job, kind, absolute, level, z, target, part, few, i, j),

@@ -66,7 +66,7 @@ def project_columns(kind, absolute, tol, strict, x, out, table, width, first, la
         row = k // panels * columns + column
         transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
         engine.project_rows(
-            kind, absolute, tol, strict, panel, panel, NO, table[row : row + count], NONE, count
+            kind, absolute, tol, strict, NO, panel, panel, table[row : row + count], NONE, count
         )
         for r in range(row, row + count):
             if strict and table[r, STATUS] == m.NONFINITE:

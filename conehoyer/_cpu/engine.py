@@ -999,7 +999,7 @@ def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, part, few
 
 
 @kernel
-def project_rows(kind, absolute, tol, strict, x, out, whole, table, first, last):
+def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last):
     """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
 
     `whole`: rows of `out` may serve as scratch, because `out` is not `x`.  For the columns of

@@ -727,7 +727,7 @@ def shrink(values, starts, radii, norms, tol, first, last):
         elif radii[g] < norms[g]:
             table[0, WANTED] = radii[g]
             row = part.reshape(1, part.size)
-            engine.project_rows(m.L1, YES, tol, NO, row, row, NO, table, NONE, ONE)
+            engine.project_rows(m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
 
 
 # --- one matrix ----------------------------------------------------------------------------
@@ -853,7 +853,7 @@ def project(
         return False
     info[WANTED] = bound
     engine.project_rows(
-        outer, YES, tol, NO, norms.reshape(1, number), u.reshape(1, number), YES,
+        outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
         info.reshape(1, info.size), NONE, ONE,
     )  # fmt: skip
     if info[STATUS] == m.NONFINITE:
