@@ -1,6 +1,6 @@
 """The kernels of the sparse optimizer: AdamW and the shrinkage of blocks, in one pass over memory.
 
-All arrays are flat.  Weights, gradients and moments are read and written in short runs; what
+All arrays are flat.  Weights, gradients and moments are read and written in runs; what
 follows on a run or on a tile, the strip of blocks that a run belongs to, finds it in the cache.
 Which thread takes a chunk or a tile changes no bit of it.
 """
@@ -13,8 +13,8 @@ from .. import _math as m
 from .._jit import helper, kernel
 from . import groups, simd
 
-RUN = 2048  # entries of a row taken at a time: they stay in the cache for what follows
-LONG = 4 * RUN  # whole rows up to here are: memory without gaps is read a tenth faster
+RUN = 2048  # entries taken at a time where nothing else tells: they stay in the cache
+LONG = 16 * RUN  # so many of a row of higher blocks: what lies behind a gap is not fetched ahead
 CHUNK = 8 * RUN  # entries of a unit of work where no blocks are
 STREAM = 2048  # entries checked beside three others: without `simd.STREAMS` one reads 0.7 as fast
 TOGETHER = 4  # rows whose squares are added at once
@@ -170,7 +170,7 @@ def weigh_entries(p, eps, gamma, begin, end):
 @helper
 def _run(columns, height):
     """Entries of a row that are taken at a time."""
-    return columns if RUN < columns <= LONG and height > 1 else RUN
+    return min(columns, LONG) if height > 1 else RUN
 
 
 @helper
