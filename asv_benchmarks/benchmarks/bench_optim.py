@@ -14,8 +14,8 @@ from conehoyer.optim import SparseAdamW
 
 from .common import DTYPES, compare, copies, data, require, require_processors, sampled
 
-SHAPES = ((1000, 1000), (2500, 4000))
-BLOCKS = ((1, 1), (32, 1), (16, 16))
+SHAPES = ((1000, 1000), (2500, 4000), (1000, 10_000))
+BLOCKS = ((1, 1), (32, 1), (1, 32), (16, 16))
 OPTIONS = {"lr": 1e-3, "l1": 0.1}
 
 
@@ -82,14 +82,14 @@ class OverMemory:
 class Reweighted(OverMemory):
     """The weights of the blocks renewed in every step, which is the most that they can cost."""
 
-    params = (DTYPES, SHAPES[1:], BLOCKS, (1,))
+    params = (DTYPES, SHAPES[1:2], BLOCKS, (1,))
     options = {"reweight_every": 1}
 
 
 class OverTorch:
     """AdamW(fused=True) and a soft threshold, on one thread: at most 0.5."""
 
-    params = (DTYPES, SHAPES)
+    params = (DTYPES, SHAPES[:2])
     param_names = ("dtype", "shape")
 
     def setup(self, dtype, shape):

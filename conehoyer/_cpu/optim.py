@@ -106,29 +106,30 @@ def _erase(p, first, second, mask):
 
 
 @helper
-def _add_squares(p, at, columns, rows, length, sums):
-    """Add the squares of runs one above the other to the sums of their columns.
+def _add_squares(p, at, columns, rows, length, sums, first):
+    """Add the squares of runs one above the other to the sums of their columns, or begin these.
 
-    Several at a time: the sums take as much of the cache as the runs.
+    Several at a time: the sums take more of the cache than a run.
     """
     done = rows // TOGETHER * TOGETHER
     for i in range(0, done, TOGETHER):
         start = at + i * columns
-        first, second = p[start : start + length], p[start + columns : start + columns + length]
+        one, two = p[start : start + length], p[start + columns : start + columns + length]
         start += 2 * columns
-        third, fourth = p[start : start + length], p[start + columns : start + columns + length]
+        three, four = p[start : start + length], p[start + columns : start + columns + length]
         for j in range(length):
-            a, b, c, d = (
-                np.float64(first[j]), np.float64(second[j]),
-                np.float64(third[j]), np.float64(fourth[j]),
-            )  # fmt: skip
-            sums[j] = sums[j] + a * a + b * b + c * c + d * d
+            a, b = np.float64(one[j]), np.float64(two[j])
+            c, d = np.float64(three[j]), np.float64(four[j])
+            before = 0.0 if first else sums[j]
+            sums[j] = before + a * a + b * b + c * c + d * d
+        first = False
     for i in range(done, rows):
         start = at + i * columns
         run = p[start : start + length]
         for j in range(length):
             a = np.float64(run[j])
-            sums[j] += a * a
+            sums[j] = (0.0 if first else sums[j]) + a * a
+        first = False
 
 
 @helper
@@ -266,7 +267,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[: count * across] = 0.0
+        sums[min(wide, length) : count * across] = 0.0  # beyond the edge of the matrix
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
@@ -277,7 +278,7 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
                     _step(run, g[start:stop], moment, square, scalars)
                     if mask.size:
                         _erase(run, moment, square, mask[start:stop])
-                _add_squares(p, corner, columns, some, part, sums)
+                _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
         norm, limit = norms[:count], limits[:count]
         _limits(limit, threshold, gamma, block)
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
@@ -300,12 +301,13 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
     sums = np.empty(length + 2 * simd.lanes(norms))
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[: count * across] = 0.0
+        sums[min(wide, length) : count * across] = 0.0
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
                 corner = at + top * columns + j
-                _add_squares(p, corner, columns, some, min(length, wide - j), sums)
+                part = min(length, wide - j)
+                _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
         norm, limit = norms[:count], limits[:count]
         limit[:] = eps
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
