@@ -38,7 +38,7 @@ from .arrays import (
     WANTED,
     keep,
     uncounted,
-)  # fmt: skip
+)
 
 CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
@@ -1053,9 +1053,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             else:
                 job = _prepare(kind, absolute, p, l2, source, buffer, part)
             while job.action != WRITE:
-                _run_pass(
-                    job, absolute, source, buffer, held, part, marks, few, NONE, part.shape[0]
-                )
+                _run_pass(job, absolute, source, buffer, held, part, marks, few, NONE, len(part))
                 job = _proceed(
                     job, kind, absolute, p, tol, source, buffer, held, part, few, table[r, LOG:]
                 )

@@ -671,6 +671,13 @@ def _treat_all_past(flat, at, count, clip, value, goal):
     _treat_all(flat, at + whole, count - whole, clip, value, goal)
 
 
+@helper
+def _copy(values, to):
+    """``to[: values.size] = values``, but for that Numba compiles an error message as well."""
+    for i in range(values.size):
+        to[i] = values[i]
+
+
 @kernel
 def apply(x, clip, kind, height, width, labels, values, out, first, last):
     """Clip or multiply the rows first..last−1 by their groups' values, none of them below 0."""
@@ -681,8 +688,7 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
     past = passes.beyond_caches(flat, goal)
     line = np.empty((columns if kind != DIAGONALS else values.size) + simd.lanes(x), x.dtype)
     if kind == DIAGONALS:
-        for g in range(values.size):
-            line[g] = values[g]
+        _copy(values, line)
     end = first  # of the rows that the line is right for
     for i in range(first, last):
         at, place = i * columns, 0
@@ -821,8 +827,7 @@ def settle(norms, u, outer, feasible, radii, info):
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
-        for g in range(u.size):  # to assign arrays takes Numba seconds to compile: its message
-            radii[g] = u[g]
+        _copy(u, radii)
         _, s, q = passes.sums(np.minimum(u, norms), True, 0.0, -math.inf)
         info[2] = s
         if outer == m.CAI:
@@ -860,9 +865,7 @@ def project(
         return True
     settle(norms, u, outer, feasible, radii, info)
     if info[STATUS] == m.FEASIBLE and inner == LINF:
-        flat, goal = x.reshape(-1), out.reshape(-1)
-        for j in range(flat.size):
-            goal[j] = flat[j]
+        _copy(x.reshape(-1), out.reshape(-1))
         return True
     if inner == L2:
         to_factors(norms, u, 0, number)

@@ -106,8 +106,8 @@ def _erase(p, first, second, mask):
 
 
 @helper
-def _add_squares(p, at, columns, rows, length, sums, first):
-    """Add the squares of runs one above the other to the sums of their columns, or begin these.
+def _add_squares(p, at, columns, rows, length, sums, fresh):
+    """Add the squares of runs one above the other to the sums of their columns, or begin these, if `fresh`.
 
     Several at a time: the sums take more of the cache than a run.
     """
@@ -120,16 +120,16 @@ def _add_squares(p, at, columns, rows, length, sums, first):
         for j in range(length):
             a, b = np.float64(one[j]), np.float64(two[j])
             c, d = np.float64(three[j]), np.float64(four[j])
-            before = 0.0 if first else sums[j]
+            before = 0.0 if fresh else sums[j]
             sums[j] = before + a * a + b * b + c * c + d * d
-        first = False
+        fresh = False
     for i in range(done, rows):
         start = at + i * columns
         run = p[start : start + length]
         for j in range(length):
             a = np.float64(run[j])
-            sums[j] = (0.0 if first else sums[j]) + a * a
-        first = False
+            sums[j] = (0.0 if fresh else sums[j]) + a * a
+        fresh = False
 
 
 @helper
