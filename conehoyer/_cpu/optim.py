@@ -107,9 +107,9 @@ def _erase(p, first, second, mask):
 
 @helper
 def _add_squares(p, at, columns, rows, length, sums, fresh):
-    """Add the squares of runs one above the other to the sums of their columns, or begin these, if `fresh`.
+    """Add the squares of runs one above the other to the sums of their columns.
 
-    Several at a time: the sums take more of the cache than a run.
+    Several at a time: the sums take more of the cache than a run.  If `fresh` they begin here.
     """
     done = rows // TOGETHER * TOGETHER
     for i in range(0, done, TOGETHER):
