@@ -8,9 +8,11 @@ from numba import njit
 
 from conehoyer import _math as m
 from conehoyer import project_l1_ball
-from conehoyer._cpu import passes
+from conehoyer._cpu import passes, simd
 from conehoyer._cpu.arrays import keep, uncounted
 from conehoyer._jit import entry
+
+write_soft = entry(passes.write_soft)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -70,6 +72,26 @@ def test_sums(dtype, n):
         assert nu == gap.size
         assert s == pytest.approx(float(gap.sum()), rel=1e-13, abs=1e-12)
         assert q == pytest.approx(float((gap**2).sum()), rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("more", [0, 1, 15, 16, 37])
+def test_write_soft_wherever_the_lines_of_the_cache_begin(dtype, more):
+    n = passes.ALIGNED_FROM // np.dtype(dtype).itemsize + more
+    line = simd.LINE // np.dtype(dtype).itemsize
+    source = np.random.default_rng(more).standard_normal(n + line).astype(dtype)
+    target = np.empty(n + 2 * line, dtype)
+    for begin in range(line):
+        z = source[begin : begin + n]
+        d = (np.abs(z) - dtype(0.6)) - dtype(1e-4)
+        expected = np.where(d > 0.01, np.copysign(d * dtype(1.5), z), 0)
+        for at in range(1, line + 1):
+            target[:] = 7
+            out = target[at : at + n]
+            write_soft(z, True, dtype(0.6), dtype(1e-4), dtype(0.01), dtype(1.5), out)
+            np.testing.assert_array_equal(out, expected)
+            assert (target[:at] == 7).all()
+            assert (target[at + n :] == 7).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -17,6 +17,7 @@ FAR = 1 << 25  # bytes; caches rarely hold more
 BACK = 1 << 18  # entries written in one go, the last first: they have been read last
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
+ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
 RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
@@ -618,8 +619,26 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
     anchor, offset = simd.splat(anchor), simd.splat(offset)
     dust, factor = simd.splat(dust), simd.splat(factor)
     signs = simd.signs(dust, absolute)
-    whole = z.size // width * width
-    for i in range(0, whole, width):
+    begin = min(to_line(out, 0), z.size) if z.size * z.itemsize >= ALIGNED_FROM else 0
+    if begin > 0:
+        valid = simd.first_lanes(anchor, begin)
+        v = simd.load_part(z, 0, valid)
+        simd.store_part(_soft(v, signs, anchor, offset, dust, factor), valid, out, 0)
+    whole = begin + (z.size - begin) // width * width
+    if simd.NATIVE and z.size * z.itemsize >= ALIGNED_FROM and to_line(z, begin) > 0:
+        # Now out begins at a cache line, and z does not: it is read by lines all the same.
+        ahead = to_line(z, begin)
+        places = simd.places_from(z, width - ahead)
+        simd.store(_soft(simd.load(z, begin), signs, anchor, offset, dust, factor), out, begin)
+        line = simd.load(z, begin + ahead)
+        begin += width
+        while begin < whole - width:
+            following = simd.load(z, begin + ahead)
+            v = simd.joined(line, following, places)
+            simd.store(_soft(v, signs, anchor, offset, dust, factor), out, begin)
+            line = following
+            begin += width
+    for i in range(begin, whole, width):
         simd.store(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
     if whole < z.size:
         valid = simd.first_lanes(anchor, z.size - whole)

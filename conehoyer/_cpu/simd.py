@@ -69,6 +69,14 @@ class Mask(types.Type):
         super().__init__(name=f"Mask({lanes})")
 
 
+class Places(types.Type):
+    """For each lane of a :class:`Vec` a place in two of them."""
+
+    def __init__(self, lanes):
+        self.lanes = lanes
+        super().__init__(name=f"Places({lanes})")
+
+
 def _element(element):
     return ir.DoubleType() if element == types.float64 else ir.FloatType()
 
@@ -91,6 +99,13 @@ class _VecModel(models.PrimitiveModel):
 class _MaskModel(models.PrimitiveModel):
     def __init__(self, manager, mask):
         super().__init__(manager, mask, ir.VectorType(ir.IntType(1), mask.lanes))
+
+
+@register_model(Places)
+class _PlacesModel(models.PrimitiveModel):
+    def __init__(self, manager, places):
+        kind = ir.VectorType(ir.IntType(REGISTER_BITS // places.lanes), places.lanes)
+        super().__init__(manager, places, kind)
 
 
 def _call(builder, name, result, args, **flags):
@@ -794,6 +809,37 @@ def store_four_times(typingctx, a, array, index):
         return context.get_dummy_value()
 
     return types.void(a, array, index), codegen
+
+
+@intrinsic
+def places_from(typingctx, array, count):
+    """For `joined`: the lanes from the `count`-th on."""
+    lanes = REGISTER_BITS // array.dtype.bitwidth
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(ir.IntType(array.dtype.bitwidth), lanes)
+        first = builder.insert_element(
+            ir.Constant(kind, ir.Undefined),
+            builder.trunc(args[1], kind.element) if lanes > 8 else args[1],
+            ir.Constant(ir.IntType(32), 0),
+        )
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        first = builder.shuffle_vector(first, first, zeros)
+        return builder.add(first, ir.Constant(kind, list(range(lanes))))
+
+    return Places(lanes)(array, count), codegen
+
+
+@intrinsic
+def joined(typingctx, a, b, places):
+    """A register of the lanes of a and then b, from that on which `places` is for."""
+
+    def codegen(context, builder, signature, args):
+        kind = _llvm(a)
+        name = f"llvm.x86.avx512.vpermi2var.{'ps' if a.lanes == 16 else 'pd'}.512"
+        return _call(builder, name, kind, [args[0], args[2], args[1]])
+
+    return a(a, b, places), codegen
 
 
 @intrinsic
