@@ -8,6 +8,7 @@ from distributions import DISTRIBUTIONS, SUBNORMAL, make
 import conehoyer as ch
 from conehoyer import _math as m
 from conehoyer._cpu import engine
+from conehoyer._jit import entry
 
 LD = np.longdouble
 BOTH = [np.float32, np.float64]
@@ -426,9 +427,7 @@ def test_masks_that_a_sample_has_not_seen(seed):
     total = 10.0 ** rng.uniform(-4, 40)
     out, part, few = np.empty_like(y), engine.room_for_chunks(y.size), engine.room_for_few(0, True)
     held, marks = np.empty(0), engine.marks_of(y.size)
-    job = engine.Job(
-        engine.SUMS, m.start(m.SIMPLEX), 0.0, 0.0, False, False, 0.0, engine.MOST_SAMPLES, False
-    )
+    job = entry(engine._sums_job)(m.start(m.SIMPLEX), 0.0, engine.MOST_SAMPLES)
     while job.action != engine.WRITE:
         engine.run_pass(job, False, y, out, held, part, marks, few, 0, len(part))
         job = engine.proceed(

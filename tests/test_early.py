@@ -13,7 +13,7 @@ from conehoyer._jit import entry
 
 estimate, take_sample = entry(engine._estimate), entry(engine.take_sample)
 collect_few, write_few = entry(passes.collect_few), entry(passes.write_few)
-write_soft = entry(passes.write_soft)
+write_soft, head = entry(passes.write_soft), entry(engine.head)
 DTYPES = [np.float32, np.float64]
 
 
@@ -147,6 +147,33 @@ def test_few_above_a_newton_step_are_kept(dtype):
     state = estimate(m.L1, radius, sample, n / sample.size, known, np.empty_like(sample))
     assert state.status == m.GO  # the sample contradicts that: there is nothing to find
     assert state.passes < 10
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_read_once(dtype, every_array_is_large):
+    """The heads of the chunks are left out of the pass that follows; whatever they are like."""
+    n = engine.HEADS_FROM + 5
+    size = head(n)
+    assert size >= engine.ONCE
+    y, out = np.random.default_rng(n).standard_normal(n).astype(dtype), np.empty(n, dtype)
+    for k in (n // 2, n // 10, n // 100):
+        told = jobs(m.CAI, True, ch.level_for_nnz(y, k), y, out)
+        assert [job.heads for job in told] == [True, False, False]
+        assert told[1].kept > 0
+    # Other entries, none at all, entries near τ (for which there is no room), larger ones.
+    for factor, offset in ((-1.0, 0.0), (0.0, 0.0), (1e-3, 0.8), (1e-9, 0.7), (4.0, 0.0)):
+        x = y.copy()
+        for begin in range(0, n, engine.CHUNK):
+            x[begin : begin + size] = factor * x[begin : begin + size] + offset
+        for k in (n // 2, n // 10, n // 100):
+            level, radius = ch.level_for_nnz(y, k), 0.2 * k
+            for project, parameter in (("project_cai", level), ("project_simplex", radius)):
+                got = getattr(ch, project)(x, parameter, workers=1)
+                ref = getattr(oracle, project)(x, parameter)
+                limit = (1e-12 if dtype == np.float64 else 1e-5) * float(np.abs(ref).max())
+                assert float(np.abs(got - ref).max()) <= limit, (project, factor, k)
+                more = getattr(ch, project)(x, parameter, workers=3)
+                np.testing.assert_array_equal(more, got)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

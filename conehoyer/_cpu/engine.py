@@ -11,11 +11,12 @@ above a point well left of the guess; Newton steps on those entries end it.
 
 The usual course on a long slice: a small sample gives τ and its standard error; one pass sums
 what lies above the band τ ± 3.5 errors and stores what lies inside it, where the heads of the
-chunks, a larger sample, have made the band of a longer slice narrower; the few stored entries
-then give τ exactly; one pass writes.  Where few entries lie above the band it has no upper edge,
-and unless the result replaces the data, the pass that stores them writes zeros elsewhere: then
-only they are left to write.  Where the sample misleads, the band's sums are still exact at its
-edges, and the search goes on from there with another sample and plain passes.
+chunks, a larger sample, have made the band of a longer slice narrower (long heads are not read
+again); the few stored entries then give τ exactly; one pass writes.  Where few entries lie above
+the band it has no upper edge, and unless the result replaces the data, the pass that stores them
+writes zeros elsewhere: then only they are left to write.  Where the sample misleads, the band's
+sums are still exact at its edges, and the search goes on from there with another sample and plain
+passes.
 """
 
 import math
@@ -43,6 +44,7 @@ from .arrays import (
 CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
 HOLD = CHUNK // 16  # so many entries of a chunk there is room for where results are written early
+ONCE = 512  # longer heads are read only once: to leave out shorter ones costs more than it saves
 EARLIER = 2  # heads that are fetched before the one that is read
 HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
@@ -94,24 +96,26 @@ class Job(NamedTuple):
     l2: float  # HOYER: the norm wanted; negative: that of the input
     samples: int  # how many samples have been taken
     heads: bool  # BAND: of each chunk only the head
+    head: Known  # BAND: the heads' sums, if they are left out; then `held` has their entries inside
+    kept: int  # and so many of them; negative: no head is left out
 
 
 @helper
 def _sums_job(st, l2, samples):
     """A pass that takes the sums at the state's τ."""
-    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, False)
+    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, False, NOTHING, -1)
 
 
 @helper
 def _band_job(st, lo, hi, rare, early, l2, samples, heads):
     """A pass that sums what lies above (lo, hi] and stores what lies inside."""
-    return Job(BAND, st, lo, hi, rare, early, l2, samples, heads)
+    return Job(BAND, st, lo, hi, rare, early, l2, samples, heads, NOTHING, -1)
 
 
 @helper
 def _own_job(st, l2, samples):
     """The same in the data's own precision."""
-    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, False)
+    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, False, NOTHING, -1)
 
 
 @helper
@@ -142,7 +146,7 @@ def _above_job(st, z, early, l2, samples):
 @helper
 def _write_job(st, l2):
     """The verdict is known."""
-    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, False)
+    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, False, NOTHING, -1)
 
 
 @helper
@@ -151,7 +155,7 @@ def _last_job(kind, st, l2, early):
     action = WRITE
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
         action = SQUARES
-    return Job(action, st, 0.0, 0.0, False, early, l2, 0, False)
+    return Job(action, st, 0.0, 0.0, False, early, l2, 0, False, NOTHING, -1)
 
 
 @helper
@@ -169,7 +173,7 @@ def chunks_of(n):
 @helper
 def head(n):
     """How many entries of each chunk are looked at first on a slice of length n."""
-    return min(max(HEADS * CHUNK // n // 64 * 64, CHUNK // 64), CHUNK // 16)
+    return min(max(HEADS * CHUNK // n // 64 * 64, CHUNK // 64), CHUNK // 4)
 
 
 @kernel
@@ -468,6 +472,8 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
                 following = z[begin + EARLIER * CHUNK :]
                 for i in range(0, min(head(z.size), following.size), simd.LINE // z.itemsize):
                     simd.fetch_early(following, i)
+        if job.kept >= 0:
+            begin = min(begin + head(z.size), end)
         chunk = z[begin:end]
         if job.action == SUMS:
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
@@ -504,6 +510,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         place += stored
         # What else is to be known of the chunk, while it is near.
         if not job.heads:
+            chunk = z[c * CHUNK : end]
             if job.action == BAND and job.l2 < 0.0:
                 _, _, part[c, SQUARE] = passes.sums(chunk, True, 0.0, -math.inf)
             if part[c, FINITE] == UNSEEN:
@@ -540,7 +547,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
     for c in range(part.shape[0]):
         segment = candidates[begin : begin + int(part[c, STORED])]
         begin += segment.size
-        nu, s, q = passes.sums(segment, False, st.anchor, st.offset)
+        nu, s, q = passes.own_sums(segment, False, st.anchor, st.offset)
         sd, qd = m.sums_at(nu + part[c, NU], s + part[c, S], q + part[c, Q], st.offset)
         influence = (_moved(linear, square, sd, qd) - mean * min(head(n), n - c * CHUNK)) / unit
         squares += influence * influence
@@ -551,7 +558,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
 
 
 @helper
-def _after_heads(job, kind, p, z, buffer, part):
+def _after_heads(job, kind, p, z, buffer, held, part):
     """From the heads of the chunks, choose a narrower band."""
     st = job.state
     kind = _unsigned(kind, st)
@@ -566,7 +573,7 @@ def _after_heads(job, kind, p, z, buffer, part):
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
         if guess.anchor != st.anchor and not free:
             break
-        nu1, s1, q1 = passes.sums(candidates, False, guess.anchor, guess.offset)
+        nu1, s1, q1 = passes.own_sums(candidates, False, guess.anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
@@ -589,9 +596,15 @@ def _after_heads(job, kind, p, z, buffer, part):
         if edge > lo:
             lo, rare, early = edge, True, True
             st = _move(st, edge, 0.0, False)
-    # The heads are looked at once more: to leave them out would stop the processor from fetching
-    # ahead, which costs more.
-    return _band_job(st, lo, hi, rare, early, job.l2, job.samples, False)
+    if early or head(z.size) < ONCE or stored > held.size:
+        return _band_job(st, lo, hi, rare, early, job.l2, job.samples, False)
+    # Of the heads, which need not be read again, what is to be known for the narrower band.
+    shift = st.anchor - job.state.anchor
+    if shift != 0.0:
+        s, q = m.sums_at(nu, s, q, shift)
+    above, s1, q1, kept = passes.band(candidates, False, real(st.anchor), real(lo), real(hi), held)
+    known = Known(hi, st.anchor, nu + above, s + s1, q + q1)
+    return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, False, known, kept)
 
 
 @helper
@@ -758,7 +771,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     l2 = job.l2
     st = job.state
     if job.heads:
-        return _after_heads(job, kind, p, z, buffer, part)
+        return _after_heads(job, kind, p, z, buffer, held, part)
     early = job.action == BAND and job.early and few.size > 0
     if early and part[:, STORED].min() < 0.0:  # no room in some chunk
         return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, False)
@@ -776,6 +789,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     if early:
         buffer = held
     nu, s, q, stored = _collect(buffer, part)
+    if job.kept >= 0:
+        nu, s, q = nu + job.head.nu, s + job.head.s, q + job.head.q
+        for i in range(job.kept):
+            buffer[stored + i] = held[i]
+        stored += job.kept
     if job.action == BAND:
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(kind, st.anchor * st.anchor + q):
