@@ -146,6 +146,34 @@ class Layouts:
         ).samples
 
 
+class CacheLines:
+    """Data and results that begin so many bytes after a cache line, over those that begin there."""
+
+    params = (DTYPES, SIZES[:2], (0, 16), (0, 16))
+    param_names = ("dtype", "n", "data", "result")
+
+    def setup(self, dtype, n, *places):
+        y = data("gaussian", n, dtype)
+        level = conehoyer.level_for_nnz(y, n // 2)
+
+        def call(*places):
+            x, out = (self.array(n, y.dtype, place) for place in places)
+            x[:] = y
+            return partial(conehoyer.project_cai, x, level, out=out, workers=1)
+
+        self.calls = call(*places), call(0, 0)
+
+    @staticmethod
+    def array(n, dtype, place):
+        room = np.zeros(n * dtype.itemsize + 128, np.uint8)
+        begin = -room.ctypes.data % 64 + place
+        return room[begin : begin + n * dtype.itemsize].view(dtype)
+
+    @sampled("ratio")
+    def track_over_aligned(self, *params):
+        return compare(self.calls).samples
+
+
 class Beside:
     """What goes with a projection, over the projection itself: its level, and its report."""
 
