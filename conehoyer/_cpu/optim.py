@@ -14,7 +14,7 @@ from .._jit import helper, kernel
 from . import groups, simd
 
 RUN = 2048  # entries taken at a time where nothing else tells: they stay in the cache
-LONG = 16 * RUN  # so many of a row of higher blocks: what lies behind a gap is not fetched ahead
+LONG = 16 * RUN  # so many of a row of larger blocks: what lies behind a gap is not fetched ahead
 CHUNK = 8 * RUN  # entries of a unit of work where no blocks are
 STREAM = 2048  # entries checked beside three others: without `simd.STREAMS` one reads 0.7 as fast
 TOGETHER = 4  # rows whose squares are added at once
@@ -133,6 +133,41 @@ def _add_squares(p, at, columns, rows, length, sums, fresh):
 
 
 @helper
+def _sum_blocks(p, at, wide, width, sums):
+    """The sums of squares of a row's blocks, `width` entries each, the last perhaps fewer."""
+    zero = simd.splat_wide(0.0)
+    for b in range((wide + width - 1) // width):
+        begin, end = at + b * width, at + min(b * width + width, wide)
+        whole, squares = begin + (end - begin) // simd.WIDE * simd.WIDE, zero
+        for i in range(begin, whole, simd.WIDE):
+            a = simd.load_wide(p, i)
+            squares = simd.multiply_add(a, a, squares)
+        if whole < end:
+            a = simd.widen(simd.load_part(p, whole, simd.first_lanes(zero, end - whole)))
+            squares = simd.multiply_add(a, a, squares)
+        sums[b] = simd.total(squares)
+
+
+@helper
+def _multiply_blocks(p, at, wide, width, factors):
+    """Multiply a row's blocks by their factors; a zero gives +0."""
+    lanes = simd.lanes(p)
+    for b in range(factors.size):
+        begin, end = at + b * width, at + min(b * width + width, wide)
+        factor = simd.splat(p.dtype.type(factors[b]))
+        zero = simd.sub(factor, factor)
+        kept = simd.above(factor, zero)
+        whole = begin + (end - begin) // lanes * lanes
+        for i in range(begin, whole, lanes):
+            product = simd.multiply(simd.load(p, i), factor)
+            simd.store(simd.where(kept, product, zero), p, i)
+        if whole < end:
+            valid = simd.first_lanes(zero, end - whole)
+            product = simd.multiply(simd.load_part(p, whole, valid), factor)
+            simd.store_part(simd.where(kept, product, zero), valid, p, whole)
+
+
+@helper
 def _multiply(p, factors):
     """Multiply a run by its columns' factors; a zero gives +0."""
     zero = p.dtype.type(0)
@@ -169,15 +204,15 @@ def weigh_entries(p, eps, gamma, begin, end):
 
 
 @helper
-def _run(columns, height):
+def _run(columns, height, width):
     """Entries of a row that are taken at a time."""
-    return min(columns, LONG) if height > 1 else RUN
+    return min(columns, LONG) if height > 1 or width % simd.WIDE == 0 else RUN
 
 
 @helper
 def _tile_width(columns, height, width):
     """Columns of a tile: as many blocks as fit into a run, or one."""
-    run = _run(columns, height)
+    run = _run(columns, height, width)
     return min(width if width > run else run // width * width, columns)
 
 
@@ -201,6 +236,12 @@ def _place(tile, shape):
     at = (matrix * rows + i) * columns + j
     block = line * across + j // width
     return at, min(height, rows - i), wide, block, (wide + width - 1) // width
+
+
+@helper
+def _by_block(columns, height, width):
+    """Whether the squares of each block are added at once: it is a row of whole registers."""
+    return height == 1 and width % simd.WIDE == 0 and width <= _run(columns, height, width)
 
 
 @helper
@@ -261,13 +302,16 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     height and width of a block.  `gamma` and `mask` may be empty.
     """
     columns, width = shape[1], shape[3]
-    length = _run(columns, shape[2])
+    length, by_block = _run(columns, shape[2], width), _by_block(columns, shape[2], width)
     across, norms, limits = min(width, length), np.empty(length), np.empty(length)
+    if by_block:
+        across = 1
     sums = np.empty(length + 2 * simd.lanes(norms))
     line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[min(wide, length) : count * across] = 0.0  # beyond the edge of the matrix
+        if not by_block:
+            sums[min(wide, length) : count * across] = 0.0  # beyond the edge of the matrix
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
@@ -278,12 +322,18 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
                     _step(run, g[start:stop], moment, square, scalars)
                     if mask.size:
                         _erase(run, moment, square, mask[start:stop])
-                _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
+                if by_block:
+                    _sum_blocks(p, corner, part, width, sums)
+                else:
+                    _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
         norm, limit = norms[:count], limits[:count]
         _limits(limit, threshold, gamma, block)
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
         for b in range(count):
             norm[b] = m.shrinkage(norm[b], limit[b])
+        if by_block:
+            _multiply_blocks(p, at, wide, width, norm)
+            continue
         used = min(wide, length)
         groups.spread(norm, 0, min(width, used), used, line)
         for i in range(tall):
@@ -296,18 +346,24 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
 def weigh_blocks(p, eps, gamma, shape, begin, end):
     """The weights γ of the blocks of tiles begin..end−1."""
     columns, width = shape[1], shape[3]
-    length = _run(columns, shape[2])
+    length, by_block = _run(columns, shape[2], width), _by_block(columns, shape[2], width)
     across, norms, limits = min(width, length), np.empty(length), np.empty(length)
+    if by_block:
+        across = 1
     sums = np.empty(length + 2 * simd.lanes(norms))
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        sums[min(wide, length) : count * across] = 0.0
+        if not by_block:
+            sums[min(wide, length) : count * across] = 0.0
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
                 corner = at + top * columns + j
                 part = min(length, wide - j)
-                _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
+                if by_block:
+                    _sum_blocks(p, corner, part, width, sums)
+                else:
+                    _add_squares(p, corner, columns, some, part, sums, top == 0 and j == 0)
         norm, limit = norms[:count], limits[:count]
         limit[:] = eps
         _to_norms(norm, sums, across, limit, p, at, tall, wide, shape)
