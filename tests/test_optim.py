@@ -462,6 +462,21 @@ def test_a_constraint_may_write_in_place_and_obeys_the_mask():
             SparseAdamW([w], constraint=wrong).step([w])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("groups", [(1, 1), (1, 5), (1, 32), (3, 1), (2, 16)], ids=str)
+def test_nan_among_the_weights_stays(groups, dtype):
+    """Nothing is lost: a block that holds NaN becomes NaN, not zero."""
+    w = np.ones((4, 70), dtype)
+    o = SparseAdamW([w], lr=0.1, l1=0.1, groups=groups)
+    bad = np.zeros(w.shape, bool)
+    for place in ((1, 7), (2, 69)):
+        w[place] = np.nan
+        block = tuple(slice(i // g * g, i // g * g + g) for i, g in zip(place, groups, strict=True))
+        bad[block] = True
+    o.step([np.zeros_like(w)])
+    np.testing.assert_array_equal(np.isnan(w), bad)
+
+
 # --- parameter groups and gradients ----------------------------------------------------
 
 

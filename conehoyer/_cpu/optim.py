@@ -150,12 +150,12 @@ def _sum_blocks(p, at, wide, width, sums):
 
 @helper
 def _multiply_blocks(p, at, wide, width, factors):
-    """Multiply a row's blocks by their factors; a zero gives +0."""
+    """Multiply a row's blocks by their factors; a zero gives +0, and NaN stays."""
     lanes = simd.lanes(p)
     for b in range(factors.size):
         begin, end = at + b * width, at + min(b * width + width, wide)
         factor = simd.splat(p.dtype.type(factors[b]))
-        zero = simd.sub(factor, factor)
+        zero = simd.sub(factor, factor)  # or NaN, as the factor is
         kept = simd.above(factor, zero)
         whole = begin + (end - begin) // lanes * lanes
         for i in range(begin, whole, lanes):
@@ -303,15 +303,13 @@ def step_blocks(p, g, first, second, scalars, threshold, gamma, mask, shape, beg
     """
     columns, width = shape[1], shape[3]
     length, by_block = _run(columns, shape[2], width), _by_block(columns, shape[2], width)
-    across, norms, limits = min(width, length), np.empty(length), np.empty(length)
-    if by_block:
-        across = 1
+    across = 1 if by_block else min(width, length)
+    norms, limits = np.empty(length), np.empty(length)
     sums = np.empty(length + 2 * simd.lanes(norms))
     line = np.empty(length + simd.lanes(p), p.dtype)
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        if not by_block:
-            sums[min(wide, length) : count * across] = 0.0  # beyond the edge of the matrix
+        sums[min(wide, length) : count * across] = 0.0  # beyond the edge of the matrix
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
@@ -347,14 +345,12 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
     """The weights γ of the blocks of tiles begin..end−1."""
     columns, width = shape[1], shape[3]
     length, by_block = _run(columns, shape[2], width), _by_block(columns, shape[2], width)
-    across, norms, limits = min(width, length), np.empty(length), np.empty(length)
-    if by_block:
-        across = 1
+    across = 1 if by_block else min(width, length)
+    norms, limits = np.empty(length), np.empty(length)
     sums = np.empty(length + 2 * simd.lanes(norms))
     for tile in range(begin, end):
         at, tall, wide, block, count = _place(tile, shape)
-        if not by_block:
-            sums[min(wide, length) : count * across] = 0.0
+        sums[min(wide, length) : count * across] = 0.0
         for top in range(0, tall, TOGETHER):
             some = min(TOGETHER, tall - top)
             for j in range(0, wide, length):
