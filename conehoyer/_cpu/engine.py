@@ -96,14 +96,20 @@ class Job(NamedTuple):
     l2: float  # HOYER: the norm wanted; negative: that of the input
     samples: int  # how many samples have been taken
     heads: bool  # BAND: of each chunk only the head
-    head: Known  # BAND: the heads' sums, if they are left out; then `held` has their entries inside
+    known: Known  # BAND: the sums of heads that are left out; `held` has their entries inside
     kept: int  # and so many of them; negative: no head is left out
+
+
+@helper
+def _job(action, st, early, l2, samples):
+    """A job without a band."""
+    return Job(action, st, 0.0, 0.0, False, early, l2, samples, False, NOTHING, -1)
 
 
 @helper
 def _sums_job(st, l2, samples):
     """A pass that takes the sums at the state's τ."""
-    return Job(SUMS, st, 0.0, 0.0, False, False, l2, samples, False, NOTHING, -1)
+    return _job(SUMS, st, False, l2, samples)
 
 
 @helper
@@ -115,7 +121,7 @@ def _band_job(st, lo, hi, rare, early, l2, samples, heads):
 @helper
 def _own_job(st, l2, samples):
     """The same in the data's own precision."""
-    return Job(OWN, st, 0.0, 0.0, False, False, l2, samples, False, NOTHING, -1)
+    return _job(OWN, st, False, l2, samples)
 
 
 @helper
@@ -146,7 +152,7 @@ def _above_job(st, z, early, l2, samples):
 @helper
 def _write_job(st, l2):
     """The verdict is known."""
-    return Job(WRITE, st, 0.0, 0.0, False, False, l2, 0, False, NOTHING, -1)
+    return _job(WRITE, st, False, l2, 0)
 
 
 @helper
@@ -155,7 +161,7 @@ def _last_job(kind, st, l2, early):
     action = WRITE
     if kind == m.HOYER and l2 < 0.0 and st.status != m.RESCALE and st.status != m.NONFINITE:
         action = SQUARES
-    return Job(action, st, 0.0, 0.0, False, early, l2, 0, False, NOTHING, -1)
+    return _job(action, st, early, l2, 0)
 
 
 @helper
@@ -790,7 +796,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         buffer = held
     nu, s, q, stored = _collect(buffer, part)
     if job.kept >= 0:
-        nu, s, q = nu + job.head.nu, s + job.head.s, q + job.head.q
+        nu, s, q = nu + job.known.nu, s + job.known.s, q + job.known.q
         for i in range(job.kept):
             buffer[stored + i] = held[i]
         stored += job.kept

@@ -619,13 +619,14 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
     anchor, offset = simd.splat(anchor), simd.splat(offset)
     dust, factor = simd.splat(dust), simd.splat(factor)
     signs = simd.signs(dust, absolute)
-    begin = min(to_line(out, 0), z.size) if z.size * z.itemsize >= ALIGNED_FROM else 0
+    aligned = z.size * z.itemsize >= ALIGNED_FROM
+    begin = min(to_line(out, 0), z.size) if aligned else 0
     if begin > 0:
         valid = simd.first_lanes(anchor, begin)
         v = simd.load_part(z, 0, valid)
         simd.store_part(_soft(v, signs, anchor, offset, dust, factor), valid, out, 0)
     whole = begin + (z.size - begin) // width * width
-    if simd.NATIVE and z.size * z.itemsize >= ALIGNED_FROM and to_line(z, begin) > 0:
+    if simd.NATIVE and aligned and to_line(z, begin) > 0:
         # Now out begins at a cache line, and z does not: it is read by lines all the same.
         ahead = to_line(z, begin)
         places = simd.places_from(z, width - ahead)
