@@ -31,17 +31,19 @@ def device():
     return cuda
 
 
-def seconds(cuda, call, repeats=20):
-    """Median time of a call on the device, in seconds."""
+def seconds(cuda, call, repeats=10, together=8):
+    """Median time of a call in seconds, of several at once: the device does not wait for Python."""
     call()
+    cuda.synchronize()
     times = []
     for _ in range(repeats):
         begin, end = cuda.event(), cuda.event()
         begin.record()
-        call()
+        for _ in range(together):
+            call()
         end.record()
         end.synchronize()
-        times.append(cuda.event_elapsed_time(begin, end) * 1e-3)
+        times.append(cuda.event_elapsed_time(begin, end) * 1e-3 / together)
     return float(np.median(times))
 
 
@@ -63,17 +65,22 @@ def over_copy(cuda, call, x):
     return 2 * x.nbytes / seconds(cuda, call) / copy_bandwidth(cuda, x)
 
 
+def kept_part(n, kept):
+    """What is left of Gaussian data when a share of it is kept: a part of the entries, and n's."""
+    y = np.abs(np.random.default_rng(1).standard_normal(min(n, 100_000)))
+    return np.maximum(y - np.quantile(y, 1.0 - kept), 0.0), n / y.size
+
+
 def level(n, kept, dtype):
-    """A level that leaves about this share of Gaussian data."""
-    y = np.random.default_rng(1).standard_normal(min(n, 100_000)).astype(dtype)
-    return conehoyer.level_for_nnz(y, max(round(kept * y.size), 1)) * n / y.size
+    """A level that leaves about this share."""
+    y, times = kept_part(n, kept)
+    return max(float(y.sum() ** 2 / (y @ y)) * times, 1.0)
 
 
 def radius(n, kept, dtype):
     """A radius that does."""
-    y = np.abs(np.random.default_rng(1).standard_normal(min(n, 100_000))).astype(dtype)
-    tau = np.quantile(y, 1.0 - kept)
-    return float(np.maximum(y - tau, 0).sum(dtype=np.float64)) * n / y.size
+    y, times = kept_part(n, kept)
+    return float(y.sum()) * times
 
 
 FUNCTIONS = {

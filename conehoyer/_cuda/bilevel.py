@@ -227,7 +227,7 @@ class _Job:
         self.s = s = s._replace(batch=() if self.parts.whole else s.shape[:-2])
         columns = s.shape[-1]
         self.shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
-        self.flags = self.home.view(self.home.upload(np.zeros(3, np.int32)))
+        self.flags = self.home.zeros(engine.FLAGS, "int32")
         return arrays.read(self.home, s.array, None, s.work, self.shape)
 
     def find_norms(self, z):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .device import cuda, function
+from .device import SIMULATED, cuda, function
 
 
 @function
@@ -49,14 +49,46 @@ def largest_of_runs(room, lanes, a):
 
 @function
 def sum_three(room, a, b, c):
-    """Sums over the block."""
-    return sum_runs(room, cuda.blockDim.x, a, b, c)
+    """Sums over the block, of whole warps."""
+    if SIMULATED:
+        return sum_runs(room, cuda.blockDim.x, a, b, c)
+    half = 16
+    while half > 0:
+        a += cuda.shfl_xor_sync(0xFFFFFFFF, a, half)
+        b += cuda.shfl_xor_sync(0xFFFFFFFF, b, half)
+        c += cuda.shfl_xor_sync(0xFFFFFFFF, c, half)
+        half >>= 1
+    t, warps = cuda.threadIdx.x, cuda.blockDim.x >> 5
+    cuda.syncthreads()  # somebody may still read the last ones
+    if t & 31 == 0:
+        w = t >> 5
+        room[w], room[warps + w], room[2 * warps + w] = a, b, c
+    cuda.syncthreads()
+    a, b, c = 0.0, 0.0, 0.0
+    for w in range(warps):
+        a += room[w]
+        b += room[warps + w]
+        c += room[2 * warps + w]
+    return a, b, c
 
 
 @function
 def largest(room, a):
-    """The maximum over the block."""
-    return largest_of_runs(room, cuda.blockDim.x, a)
+    """The maximum over the block, of whole warps; no NaN comes in."""
+    if SIMULATED:
+        return largest_of_runs(room, cuda.blockDim.x, a)
+    half = 16
+    while half > 0:
+        a = max(a, cuda.shfl_xor_sync(0xFFFFFFFF, a, half))
+        half >>= 1
+    t = cuda.threadIdx.x
+    cuda.syncthreads()
+    if t & 31 == 0:
+        room[t >> 5] = a
+    cuda.syncthreads()
+    for w in range(cuda.blockDim.x >> 5):
+        a = max(a, room[w])
+    return a
 
 
 @function

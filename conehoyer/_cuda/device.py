@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.util
 import math
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,17 +64,21 @@ def _sources_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def kernel(function):
+MOST_THREADS = 8 if SIMULATED else 256  # of a block; the simulator pays for each
+_BOUNDS = MOST_THREADS, 3  # three blocks at once on each multiprocessor: 80 registers a thread
+
+
+def kernel(function, bounds=_BOUNDS):
     """Compile a kernel at its first launch, cached on disk where that is possible."""
     if SIMULATED:
         return cuda.jit(function)
     # As on the CPU: the cache knows nothing of helpers in other files.
     function.__qualname__ = f"{function.__qualname__}_{_sources_digest()}"
     try:
-        return cuda.jit(cache=True, launch_bounds=_BOUNDS)(function)
+        return cuda.jit(cache=True, launch_bounds=bounds)(function)
     except RuntimeError:  # no locator: a read-only install
         warn_no_cache()
-        return cuda.jit(launch_bounds=_BOUNDS)(function)
+        return cuda.jit(launch_bounds=bounds)(function)
 
 
 def function(function):
@@ -90,8 +95,6 @@ def overload(function):
 
 # --- launching -----------------------------------------------------------------------------
 
-MOST_THREADS = 8 if SIMULATED else 256  # of a block; the simulator pays for each
-_BOUNDS = MOST_THREADS, 3  # three blocks at once on each multiprocessor: 80 registers a thread
 SHARED_MEMORY = 47 * 1024  # bytes that a block asks for at most; every GPU has 48 KiB
 _FEW_THREADS = 4 if SIMULATED else 32
 
@@ -102,10 +105,27 @@ def threads_for(count, each=1):
     return min(max(1 << (wanted - 1).bit_length(), _FEW_THREADS), MOST_THREADS)
 
 
+_CONFIGURING = threading.Lock()
+
+
+def configure(kernel, *configuration):
+    """Give a kernel its grid, without Numba's warning that a small one leaves a GPU idle."""
+    if SIMULATED:
+        return kernel[configuration]
+    config = cuda.dispatcher.config
+    with _CONFIGURING:
+        wanted = config.CUDA_LOW_OCCUPANCY_WARNINGS
+        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+        try:
+            return kernel[configuration]
+        finally:
+            config.CUDA_LOW_OCCUPANCY_WARNINGS = wanted
+
+
 def launch(kernel, home, blocks, threads, *arguments, shared=0):
     """Run a kernel on the stream of the arrays."""
     if blocks > 0:
-        kernel[blocks, threads, home.stream, shared](*arguments)
+        configure(kernel, blocks, threads, home.stream, shared)(*arguments)
 
 
 def launch_each(kernel, home, count, *arguments):
@@ -131,6 +151,12 @@ def blocks_at_once(kernel, home, threads, shared, *arguments):
 # --- homes of arrays -----------------------------------------------------------------------
 
 
+@cache  # launches are prepared once for each stream
+def _stream(pointer):
+    """The stream at this address; 0 for the default one."""
+    return cuda.external_stream(pointer) if pointer else 0
+
+
 class Home:
     """Where arrays live: their library, device and stream."""
 
@@ -148,6 +174,16 @@ class Home:
     def empty(self, shape, dtype):
         """Make an array of this kind: Numba's, where the library has none of its own."""
         return cuda.device_array(shape, dtype, stream=self.stream)
+
+    def scratch(self, shape, dtype):
+        """A view of memory for kernels only: it goes back to its pool in the stream's order."""
+        return self.view(self.empty(shape, dtype))
+
+    def zeros(self, count, dtype):
+        """Such a view, of zeros."""
+        view = self.scratch((count,), dtype)
+        cuda.driver.device_memset(view, 0, view.nbytes, self.stream)
+        return view
 
     def upload(self, values):
         """Make a device array of a small host array."""
@@ -167,6 +203,13 @@ class Home:
     def matmul(self, a, b, out):
         """Matrix product by the library's own routine, or None where it has none."""
         return None
+
+    def transposed(self, x):
+        """The transpose of a matrix, without a copy."""
+        if hasattr(x, "copy_to_host"):  # Numba's own .T copies
+            rows, columns = x.strides
+            return self.view(x, x.shape[::-1], (columns, rows))
+        return x.T
 
     def view(self, x, shape=None, strides=None, typestr=None):
         """The array's memory as kernels take it, perhaps with another shape or type."""
@@ -196,13 +239,27 @@ class _Numba(Home):
     def __init__(self, x):
         self.stream = x.stream
 
+    def scratch(self, shape, dtype):  # device_array takes long, and waits for the GPU to free
+        from cuda.core import Device, Stream
 
-class _Foreign(Home):
+        dtype = np.dtype(dtype)
+        handle = self.stream.handle if self.stream else 0
+        held = Device().memory_resource.allocate(
+            max(math.prod(shape) * dtype.itemsize, 1), stream=Stream.from_handle(int(handle or 0))
+        )
+        about = {
+            "shape": tuple(shape), "strides": None, "typestr": dtype.str,
+            "data": (int(held.handle), False), "version": 3,
+        }  # fmt: skip
+        return cuda.from_cuda_array_interface(about, owner=held, sync=False)
+
+
+class _Foreign(_Numba):
     """An object of another library that offers only its memory: Numba's arrays come back."""
 
     def __init__(self, x):
         pointer = x.__cuda_array_interface__.get("stream")
-        self.stream = 0 if pointer is None else cuda.external_stream(pointer)
+        self.stream = 0 if pointer is None else _stream(pointer)
 
     def dtype(self, x):
         return np.dtype(self.interface(x)["typestr"]).name
@@ -213,10 +270,13 @@ class _CuPy(Home):
         import cupy
 
         self.cupy, self.device = cupy, x.device.id
-        self.stream = cuda.external_stream(cupy.cuda.get_current_stream(self.device).ptr)
+        self.stream = _stream(cupy.cuda.get_current_stream(self.device).ptr)
 
     def empty(self, shape, dtype):
         return self.cupy.empty(shape, dtype)
+
+    def zeros(self, count, dtype):
+        return self.view(self.cupy.zeros(count, dtype))
 
     def upload(self, values):
         return self.cupy.asarray(values)
@@ -233,7 +293,7 @@ class _Torch(Home):
         import torch
 
         self.torch, self.device = torch, x.device.index
-        self.stream = cuda.external_stream(torch.cuda.current_stream(x.device).cuda_stream)
+        self.stream = _stream(torch.cuda.current_stream(x.device).cuda_stream)
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("torch.")
@@ -254,6 +314,10 @@ class _Torch(Home):
     def empty(self, shape, dtype):
         kind = getattr(self.torch, dtype)
         return self.torch.empty(shape, dtype=kind, device=f"cuda:{self.device}")
+
+    def zeros(self, count, dtype):
+        kind = getattr(self.torch, dtype)
+        return self.view(self.torch.zeros(count, dtype=kind, device=f"cuda:{self.device}"))
 
     def upload(self, values):
         return self.torch.as_tensor(values, device=f"cuda:{self.device}")
@@ -276,6 +340,9 @@ class _Simulator(Home):
 
     def empty(self, shape, dtype):
         return cuda.to_device(np.full(shape, 77, dtype))  # not zeros: nobody may rely on those
+
+    def zeros(self, count, dtype):
+        return cuda.to_device(np.zeros(count, dtype))
 
     def view(self, x, shape=None, strides=None, typestr=None):
         array = x._ary

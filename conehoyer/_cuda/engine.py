@@ -7,15 +7,16 @@ first passes see a sample only, whose τ is where the exact search begins.
 """
 
 import math
+from functools import partial
 
 import numpy as np
-from numba import float64
+from numba import float64, int32
 from numba.extending import register_jitable
 
 from .. import _math as m
 from . import block
 from .arrays import pick
-from .device import SIMULATED, cuda, function, kernel
+from .device import MOST_THREADS, SIMULATED, cuda, function, kernel
 
 ROOM = 3  # numbers that a thread needs in shared memory
 # With so many entries for each thread of a grid, begin with a sample: one of SKIP.
@@ -24,7 +25,9 @@ GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the f
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
 # Told: a State's twelve numbers, the norm wanted (Hoyer), and what smaller entries count as.
 L2, LEAST, TOLD = 12, 13, 14
-NONFINITE, CAPPED, BAD_PARAMETER = 0, 1, 2  # flags: how many slices
+WIDE = MOST_THREADS, 2  # launch bounds: what solves takes 128 registers a thread
+BATCH = 4 if SIMULATED else 8  # entries that a thread reads at once
+NONFINITE, CAPPED, BAD_PARAMETER, FLAGS = 0, 1, 2, 3  # flags: how many slices
 STATUS, THRESHOLD, LEVEL, PASSES, NONZEROS, COLUMNS = 0, 1, 2, 3, 4, 5  # of the report
 
 
@@ -49,9 +52,15 @@ def recall(told):
 
 
 @register_jitable
+def verdict(status, anchor, s, q):
+    """A verdict that needed no search."""
+    return m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, s, q)
+
+
+@register_jitable
 def conclude(told, status, anchor, s, q):
-    """Store a verdict that needed no search."""
-    remember(told, m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, s, q))
+    """Store such a verdict."""
+    remember(told, verdict(status, anchor, s, q))
 
 
 @register_jitable
@@ -64,15 +73,13 @@ def with_tau(st, anchor, offset, nu, pinned):
 
 
 @register_jitable
-def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
-    """From the sums that the state asked for to the next state."""
-    st = recall(told)
+def next_state(kind, p, l2, tol, n, narrow, nonnegative, st, nu, s, q):
+    """From the sums that the state asked for to the next state, and the norm wanted (Hoyer)."""
     if st.offset == -math.inf and st.anchor == 0.0:
-        if told[L2] < 0.0:
-            told[L2] = math.sqrt(q)
-        if nonnegative and m.equality_holds(kind, p, told[L2], tol, s, q):
-            conclude(told, m.FEASIBLE, 0.0, s, q)
-            return
+        if l2 < 0.0:
+            l2 = math.sqrt(q)
+        if nonnegative and m.equality_holds(kind, p, l2, tol, s, q):
+            return verdict(m.FEASIBLE, 0.0, s, q), l2
     first = st.passes == 0 and st.anchor == 0.0  # elsewhere a sample has led to τ
     cone = kind == m.CAI or kind == m.HOYER
     guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
@@ -80,8 +87,7 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
     least, most = (1e-9, 1e15) if narrow else (1e-100, 1e100)
     if (cone or (guessed and p > 1e-100 * s)) and nu > 0.0 and math.isfinite(s):
         if not least < abs(st.anchor) + math.sqrt(q) < most and s != 0.0:
-            told[0] = m.RESCALE
-            return
+            return verdict(m.RESCALE, st.anchor, s, q), l2
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.status == m.GO and guessed and not st.pinned:
         guess = m.tail_guess(kind, p, nu, s, q)
@@ -92,6 +98,14 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         tau, rest = m.two_sum(st.anchor, st.offset)
         anchor = float64(np.float32(tau))
         st = with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
+    return st, l2
+
+
+@register_jitable
+def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
+    """Take the step from the state that is stored, and store the next."""
+    st, l2 = next_state(kind, p, told[L2], tol, n, narrow, nonnegative, recall(told), nu, s, q)
+    told[L2] = l2
     remember(told, st)
 
 
@@ -172,30 +186,59 @@ def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
     """
     real = z.dtype.type
     near, edge, lowest = real(anchor), real(offset), real(least)
-    nu, s, q = 0, 0.0, 0.0
+    nu, s, q = 0.0, 0.0, 0.0
+    read = cuda.local.array(BATCH, z.dtype)  # registers, as all loops over it are unrolled
     n, i = z.size, first
+    while i + (BATCH - 1) * stride < n:
+        for k in range(BATCH):  # all are asked for before the first is used
+            read[k] = z[i + k * stride]
+        for k in range(0, BATCH, 4):
+            if exact:
+                for j in range(k, k + 4):
+                    a = magnitude(read[j] * f * g, absolute, lowest)
+                    nu, s, q = add_exact(a, anchor, offset, nu, s, q)
+            else:
+                count, s4, q4 = int32(0), real(0), real(0)
+                for j in range(k, k + 4):
+                    d = magnitude(read[j] * f * g, absolute, lowest) - near
+                    over = not d <= edge
+                    d = d if over else real(0)
+                    count = int32(count + int32(over))
+                    s4 += d
+                    q4 += d * d
+                nu += float64(count)
+                s += float64(s4)
+                q += float64(q4)
+        i += BATCH * stride
     while i < n:
-        s4, q4 = real(0), real(0)
-        for _ in range(4):  # unrolled: four reads at a time
-            if i < n:
-                value = z[i] * f * g
-                a = abs(value) if absolute else (lowest if value < lowest else value)
-                if exact:
-                    far = float64(a) - anchor
-                    if not far <= offset:  # NaN counts, and so is seen
-                        nu += 1
-                        s += far
-                        q += far * far
-                else:
-                    d = a - near
-                    if not d <= edge:
-                        nu += 1
-                        s4 += d
-                        q4 += d * d
-            i += stride
-        s += float64(s4)
-        q += float64(q4)
-    return float64(nu), s, q
+        a = magnitude(z[i] * f * g, absolute, lowest)
+        if exact:
+            nu, s, q = add_exact(a, anchor, offset, nu, s, q)
+        else:
+            d = a - near
+            if not d <= edge:
+                nu += 1.0
+                s += float64(d)
+                q += float64(d * d)
+        i += stride
+    return nu, s, q
+
+
+@function
+def magnitude(value, absolute, lowest):
+    """What is compared with τ."""
+    return abs(value) if absolute else (lowest if value < lowest else value)
+
+
+@function
+def add_exact(a, anchor, offset, nu, s, q):
+    """Add a − anchor and its square in float64 if it exceeds the offset; NaN does, to be seen."""
+    far = float64(a) - anchor
+    if not far <= offset:
+        nu += 1.0
+        s += far
+        q += far * far
+    return nu, s, q
 
 
 @function
@@ -378,11 +421,14 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
         anchor = real(st.anchor) if st.pinned else real(st.anchor + st.offset)
         offset = real((st.anchor - float64(anchor)) + st.offset)
         dust, factor, least = real(m.dust(st)), real(m.scale(kind, st, l2)), real(told[LEAST])
+        read = cuda.local.array(BATCH, z.dtype)
         i = first
         while i < n:
-            for _ in range(4):
+            for k in range(BATCH):
+                read[k] = z[i + k * stride] if i + k * stride < n else zero
+            for k in range(BATCH):
                 if i < n:
-                    value = z[i] * f * g
+                    value = read[k] * f * g
                     value = soft(value, absolute, least, anchor, offset, dust, factor) * u * v
                     out[i] = value
                     nonzeros += 1 if value != zero else 0
@@ -439,7 +485,12 @@ def write_tied(kind, absolute, p, top, l2, f, g, u, v, z, out, room):
 @register_jitable
 def report(told, kind, p, shift, nonzeros, row):
     """Status, threshold, value of the constraint reached, passes, number of nonzeros."""
-    st = recall(told)
+    report_state(recall(told), kind, p, shift, nonzeros, row)
+
+
+@register_jitable
+def report_state(st, kind, p, shift, nonzeros, row):
+    """The same of a state that is not stored."""
     row[STATUS] = st.status
     row[THRESHOLD] = math.ldexp(st.anchor + st.offset, -shift)
     if st.status == m.TIED or st.status == m.FLAT:
@@ -493,24 +544,34 @@ def copy_row(z, cache):
     """Copy a row into shared memory."""
     cuda.syncthreads()
     i = cuda.threadIdx.x
+    read = cuda.local.array(BATCH, z.dtype)
     while i < z.size:
-        for _ in range(4):
+        for k in range(BATCH):
+            at = i + k * cuda.blockDim.x
+            read[k] = z[at] if at < z.size else cache.dtype.type(0)
+        for k in range(BATCH):
             if i < z.size:
-                cache[i] = z[i]
+                cache[i] = read[k]
             i += cuda.blockDim.x
     cuda.syncthreads()
 
 
-@kernel
+@partial(kernel, bounds=WIDE)
 def project_rows(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached
-):
-    """Project the rows of x, a block for each; `cached`: shared memory has room for a row."""
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached,
+    todo,
+):  # fmt: skip
+    """Project the rows of x, a block for each; `cached`: shared memory has room for a row.
+
+    Or only those that `todo` lists after their number, if it has more than one entry.
+    """
     room = cuda.shared.array(0, float64)
     held = cuda.shared.array(0, x.dtype)
     held = held[ROOM * cuda.blockDim.x * 8 // x.itemsize :]
     told = cuda.shared.array(TOLD, float64)
-    for r in range(cuda.blockIdx.x, x.shape[0], cuda.gridDim.x):
+    listed = todo.size > 1
+    for item in range(cuda.blockIdx.x, todo[0] if listed else x.shape[0], cuda.gridDim.x):
+        r = todo[1 + item] if listed else item
         z = x[r]
         if cached:
             copy_row(z, held)
@@ -522,11 +583,12 @@ def project_rows(
             l2 = pick(l2_one, l2_each, r)
             p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None)
         finish(
-            kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn, info[r], flags
-        )
+            kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn,
+            info[r % info.shape[0]], flags,
+        )  # fmt: skip
 
 
-@kernel
+@partial(kernel, bounds=WIDE)
 def project_long(
     kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts
 ):
@@ -540,8 +602,9 @@ def project_long(
         l2 = pick(l2_one, l2_each, r)
         p, shift, back, turn = solve(kind, absolute, p, l2, tol, x[r], room, told, grid, parts)
     finish(
-        kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn, info[r], flags
-    )
+        kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn,
+        info[r % info.shape[0]], flags,
+    )  # fmt: skip
 
 
 @kernel

@@ -379,7 +379,7 @@ class Folds:
 
 def vector(home, count):
     """Room for so many float64 numbers."""
-    return home.view(home.empty((max(count, 1),), "float64"))
+    return home.scratch((max(count, 1),), "float64")
 
 
 def fold_rows(home, values, batch, inner):
@@ -410,7 +410,7 @@ def norms(home, z, parts, inner, lists=None):
         folds.listed(flat, batch, *lists, result)
     folds.run()
     tops = None
-    if inner != LINF and z.itemsize == 8:
+    if inner != LINF and z.dtype.itemsize == 8:
         tops = fold_rows(home, result, batch, LINF)
         folds.run(tops)
     if inner == L2:

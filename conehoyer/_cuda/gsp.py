@@ -363,9 +363,9 @@ def project(slices, x, several, sparseness, out, overwrite_x, check_finite, full
             z = arrays.read(home, x, s.axis, s.work, (s.number, s.length))
             targets = [arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)]
         total = sum(s.number for s in slices)
-        table = home.view(home.empty((_ROWS, max(total, 1)), "float64"))
-        whole = home.view(home.empty((2, total + 1), "int64"))
-        told = home.view(home.empty((13,), "float64"))
+        table = home.scratch((_ROWS, max(total, 1)), "float64")
+        whole = home.scratch((2, total + 1), "int64")
+        told = home.scratch((13,), "float64")
         shape = (len(slices),) if several else slices[0].batch
         nonzeros, threshold = home.empty(shape, "int64"), home.empty(shape, "float64")
         verdict = None
@@ -483,7 +483,7 @@ def _launch(home, kernel, b, data, rest):
 
 def _search(home, blocks, table, whole, pieces, total, sparseness, told):
     """Find μ; the state of the search comes back to the host, which waits for it."""
-    part = home.view(home.empty((pieces, 4), "float64"))
+    part = home.scratch((pieces, 4), "float64")
     threads = threads_for(total, _VECTORS)
     shared = 8 * engine.ROOM * threads
     for b in blocks:

@@ -100,8 +100,9 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
 
 @kernel
 def project_rows(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached
-):
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached,
+    todo,
+):  # fmt: skip
     """Project the rows of x, a block for each; takes what the engine's kernel takes."""
     room = cuda.shared.array(0, float64)
     held = cuda.shared.array(0, x.dtype)
@@ -118,8 +119,8 @@ def project_rows(
         if engine.usable(p, low, high, told, flags, None):
             shift, turn = _search(absolute, p, tol, z, room, told, None, None)
         engine.finish(
-            kind, absolute, p, shift, -shift, z, out[r], room, told, None, None, turn, info[r],
-            flags,
+            kind, absolute, p, shift, -shift, z, out[r], room, told, None, None, turn,
+            info[r % info.shape[0]], flags,
         )  # fmt: skip
 
 
@@ -136,8 +137,8 @@ def project_long(
     if engine.usable(p, low, high, told, flags, grid):
         shift, turn = _search(absolute, p, tol, x[r], room, told, grid, parts)
     engine.finish(
-        kind, absolute, p, shift, -shift, x[r], out[r], room, told, grid, parts, turn, info[r],
-        flags,
+        kind, absolute, p, shift, -shift, x[r], out[r], room, told, grid, parts, turn,
+        info[r % info.shape[0]], flags,
     )  # fmt: skip
 
 

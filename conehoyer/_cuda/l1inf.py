@@ -358,7 +358,7 @@ def project(x, radius, given, most, out, overwrite_x, check_finite, full_output)
         bounds = home.empty((*s.batch, *parts.shape), "float64")
         flat_bounds = None
         nonzeros = home.empty(s.batch, "int64")
-        flags = home.view(home.upload(np.zeros(3, np.int32)))
+        flags = home.zeros(engine.FLAGS, "int32")
         if z.size:
             flat_bounds = home.view(bounds, (s.number, parts.number), _rows_of(parts.number))
             counts = home.view(nonzeros, (s.number,), (8,))
@@ -399,7 +399,7 @@ def _find_bounds(home, parts, z, radii, slack, most, bounds, info, flags):
     lanes = min(lanes, threads)
     shared = 8 * engine.ROOM * threads
     together = size >= _LARGE_FROM and batch < 64
-    state = home.view(home.empty((1 if together else batch, 5, number), "float64"))
+    state = home.scratch((1 if together else batch, 5, number), "float64")
     given = (
         *radii.arguments(bounds.reshape(bounds.size)), radii.low, radii.high, slack, most, lanes,
         values, starts, state, bounds, info, flags,
@@ -407,7 +407,7 @@ def _find_bounds(home, parts, z, radii, slack, most, bounds, info, flags):
     if not together:
         launch(project_each, home, min(batch, 1 << 20), threads, *given, shared=shared)
         return
-    room = home.view(home.empty((2, 2048, 3), "float64"))
+    room = home.scratch((2, 2048, 3), "float64")
     at_once = blocks_at_once(project_large, home, threads, shared, *given, 0, room)
     wanted = -(-number * lanes // threads)
     blocks = max(min(at_once, 2048, wanted), 1)

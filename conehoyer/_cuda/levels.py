@@ -18,7 +18,7 @@ from .device import cuda, function, kernel, launch, launch_each, threads_for
 _BITS = 8  # of a digit
 _DIGITS = 1 << _BITS
 _ROOM = 2 * _DIGITS
-_PENDING = 3  # after the engine's flags: how many rows need another trial
+_PENDING = engine.FLAGS  # after the engine's flags: how many rows need another trial
 _DONE = -1.0  # a margin
 
 
@@ -167,8 +167,8 @@ def _find_edges(home, z, k, edges):
     if split == 1:
         launch(find_edges, home, min(count, 1 << 20), threads, *k, bits, mask, highest, edges)
         return
-    ranks = home.view(home.empty((count,), "int64"))
-    histogram = home.view(home.empty((count, _DIGITS), "int64"))
+    ranks = home.scratch((count,), "int64")
+    histogram = home.scratch((count, _DIGITS), "int64")
     for array in (ranks, edges, histogram):
         arrays.fill(home, array, 0)
     for shift in range(highest, -1, -_BITS):
@@ -196,19 +196,19 @@ def run_rows(home, z, counts, tol, levels):
     edges = home.view(held)
     _find_edges(home, z, k, home.view(held, None, None, "<i4" if size == 4 else "<i8"))
     scores.run_rows(home, scores.EXCESS, z, edges, levels)
-    trials = home.view(home.empty((count,), "float64"))
-    margins = home.view(home.empty((count,), "float64"))
+    trials = home.scratch((count,), "float64")
+    margins = home.scratch((count,), "float64")
     launch_each(first_levels, home, count, *k, n, edges, levels, trials, margins)
     if n == 0:
         return
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask
     # the projection itself.
-    scratch = home.view(home.empty(z.shape, z.dtype.name))
-    info = home.view(home.empty((count, engine.COLUMNS), "float64"))
+    scratch = home.scratch(z.shape, z.dtype.name)
+    info = home.scratch((count, engine.COLUMNS), "float64")
     trial = Parameter(math.nan, trials, 1.0, math.inf)
     first = True
     while True:
-        flags = home.view(home.upload(np.zeros(_PENDING + 1, np.int32)))
+        flags = home.zeros(_PENDING + 1, "int32")
         if first:
             threads = threads_for(z.size, 8)
             launch(engine.count_bad, home, min(-(-z.size // threads), 1024), threads, z, flags)

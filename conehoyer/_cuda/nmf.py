@@ -108,11 +108,11 @@ class Data:
 
     def vector(self, *shape):
         """A buffer of float64 numbers, for the kernels only."""
-        return self.home.view(self.home.empty(shape, "float64"))
+        return self.home.scratch(shape, "float64")
 
     def flags(self, count):
         """A zero for each component."""
-        return self.home.view(self.home.upload(np.zeros(count, np.int32)))
+        return self.home.zeros(count, "int32")
 
     def host(self, view):
         """The values of a small array; waits for the device."""
@@ -157,8 +157,8 @@ class Data:
         """A·B, where a flipped matrix stands for its transpose, by the library or by us."""
         if out.size == 0:
             return
-        first = a.array.T if a_flipped else a.array
-        second = b.array.T if b_flipped else b.array
+        first = self.home.transposed(a.array) if a_flipped else a.array
+        second = self.home.transposed(b.array) if b_flipped else b.array
         if self.home.matmul(first, second, out.array) is not None:
             return
         length = a.shape[0] if a_flipped else a.shape[1]
@@ -449,7 +449,7 @@ class Run(_Run):
         if live:
             if exponent:
                 w = self.data._scaled(w.view, exponent)
-            return w.array.T, h.array
+            return self.data.home.transposed(w.array), h.array
         (rows, columns), rank = self.data.shape, h.shape[0]
         direct = self.data.dtype == self.data.work.name
         return (

@@ -191,8 +191,8 @@ def sort_labels(home, labels, number):
     """The entries in the order of their labels, a stable sort, and where each label starts."""
     size = labels.size
     chunks = max(min(-(-size // _LEAST_CHUNK), _MOST_CHUNKS), 1)
-    table = home.view(home.empty((1 << _DIGIT, chunks), "int64"))
-    order, moved = (home.view(home.empty((size,), "int64")) for _ in range(2))
+    table = home.scratch((1 << _DIGIT, chunks), "int64")
+    order, moved = (home.scratch((size,), "int64") for _ in range(2))
     launch_each(begin_order, home, size, order)
     threads = threads_for(chunks)
     threads = min(threads, 64)
@@ -203,7 +203,7 @@ def sort_labels(home, labels, number):
         launch(count_before, home, 1, wide, table.reshape(table.size), shared=8 * wide)
         launch(move_digits, home, -(-chunks // threads), threads, *given, moved)
         order, moved = moved, order
-    starts = home.view(home.empty((number + 1,), "int64"))
+    starts = home.scratch((number + 1,), "int64")
     launch_each(find_label_starts, home, number + 1, labels, order, starts)
     return order, starts
 
@@ -215,7 +215,7 @@ def lists_of(home, parts, rows, columns):
     """The order of the groups, None where arithmetic gives it, and where each group starts."""
     if parts.kind == LABELS:
         return sort_labels(home, parts.labels, parts.number)
-    starts = home.view(home.empty((parts.number + 1,), "int64"))
+    starts = home.scratch((parts.number + 1,), "int64")
     launch_each(find_starts, home, starts.size, *parts.regular, rows, columns, starts)
     return None, starts
 
@@ -227,7 +227,7 @@ def in_order(home, parts, z, lists):
     flat = z.reshape(batch, rows * columns)
     if parts.kind == BLOCKS and parts.width == columns:
         return flat
-    values = home.view(home.empty(flat.shape, z.dtype.name))
+    values = home.scratch(flat.shape, z.dtype.name)
     if order is None:
         launch_each(arrange, home, z.size, *parts.regular, z, starts, values)
     else:

@@ -7,11 +7,13 @@ import numpy as np
 from .. import _math as m
 from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
-from . import arrays, engine
+from . import arrays, engine, held
 from .arrays import Parameter
 from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, launch, threads_for
 
 _MOST_BLOCKS = 2048
+_MOST_ROWS = 1 << 20  # blocks that do a row each
+_LEFT_BLOCKS = 4 if SIMULATED else 264  # that do the rows that others have left
 _MANY = 64  # rows: as many blocks keep the GPU busy
 _LONG_FROM = 256 if SIMULATED else 1 << 18  # entries: one block would be too slow
 _PARAMETER = {m.CAI: "level", m.HOYER: "sparseness", m.L1: "radius", m.SIMPLEX: "total"}
@@ -30,15 +32,15 @@ def project(
         shape = (s.number, s.length)
         z = arrays.read(home, x, s.axis, s.work, shape)
         z, goal = arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)
-        report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
+        report = home.empty((max(s.number, 1) if full_output else 1, engine.COLUMNS), "float64")
         info = home.view(report)
-        flags = home.view(home.upload(np.zeros(3, np.int32)))
+        flags = home.zeros(engine.FLAGS, "int32")
         if z.size:
             if goal.in_place and check_finite and s.number > 1:
                 check(home, z, flags)  # before any row is overwritten
             run_rows(
                 home, kind, absolute, levels, norms or OWN_NORM, s.slack, z, goal.rows, info,
-                flags, kernels or _ENGINE,
+                flags, kernels or _ENGINE, reported=full_output,
             )  # fmt: skip
         result = arrays.deliver(home, goal, s.axis, s.dtype)
         if check_finite:
@@ -46,26 +48,45 @@ def project(
         return (result, _info(s, report)) if full_output else result
 
 
-def run_rows(home, kind, absolute, levels, norms, tol, z, out, info, flags, kernels=_ENGINE):
-    """Launch the engine on rows: a block for each, or all blocks for one after the other."""
+def run_rows(
+    home, kind, absolute, levels, norms, tol, z, out, info, flags, kernels=_ENGINE, reported=True
+):  # fmt: skip
+    """Launch the engine on rows: a team of threads for each, or all blocks for one by one.
+
+    Without `reported`, `info` has one row, and nothing of use comes there.
+    """
     by_rows, by_grid = kernels
     count, n = z.shape
     dummy = info.reshape(info.size)
     threads = threads_for(n, 8)
-    given = (
+    asked = (
         kind, absolute, *levels.arguments(dummy), levels.low, levels.high,
-        *norms.arguments(dummy), tol, z, out, info, flags,
+        *norms.arguments(dummy), tol,
     )  # fmt: skip
+    given = *asked, z, out, info, flags
     shared = 8 * engine.ROOM * threads
-    if n < _LONG_FROM or count >= _MANY:
-        room = n * z.dtype.itemsize
+    itemsize = z.dtype.itemsize
+    by_teams = kernels is _ENGINE and held.fits(n, itemsize)
+    if n < _LONG_FROM or count >= _MANY or by_teams:
+        room = n * itemsize
         cached = shared + room <= SHARED_MEMORY
+        blocks, todo = min(count, _MOST_ROWS), flags[:1]
+        if by_teams:
+            bits = held.bits_for(n, itemsize)
+            width = max(1 << bits, held.THREADS)
+            todo = home.zeros(count + 1, "int32")
+            launch(
+                held.KERNELS[itemsize], home, min(-(-(count << bits) // width), _MOST_ROWS), width,
+                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, bits,
+                reported, todo, shared=8 * held.ROOM,
+            )  # fmt: skip
+            blocks = min(count, _LEFT_BLOCKS)
         launch(
-            by_rows, home, min(count, 1 << 20), threads, *given, cached,
+            by_rows, home, blocks, threads, *given, cached, todo,
             shared=shared + room if cached else shared,
         )  # fmt: skip
         return
-    parts = home.view(home.empty((2, _MOST_BLOCKS, 3), "float64"))
+    parts = home.scratch((2, _MOST_BLOCKS, 3), "float64")
     most = blocks_at_once(by_grid, home, threads, shared, *given, 0, parts)
     blocks = max(min(most, _MOST_BLOCKS, -(-n // (16 * threads))), 1)
     for r in range(count):

@@ -122,7 +122,7 @@ def run_rows(home, kind, x, edges, out):
     count, n = x.shape
     threads = threads_for(n, 8)
     split = parts_of(count, n)
-    parts = home.view(home.empty((max(count, 1), split, 2), "float64"))
+    parts = home.scratch((max(count, 1), split, 2), "float64")
     if split > 1:
         launch(sum_parts, home, count * split, threads, kind, x, edges, parts, shared=24 * threads)
     launch(

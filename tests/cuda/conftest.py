@@ -35,6 +35,18 @@ def to_gpu():
 
 
 @pytest.fixture
+def transposed():
+    """Transpose an array on the device, without a copy: Numba's own makes one, of a matrix only."""
+    from conehoyer._cuda.device import home_of
+
+    def view(x, axes=None):
+        axes = range(x.ndim)[::-1] if axes is None else axes
+        return home_of(x).view(x, [x.shape[k] for k in axes], [x.strides[k] for k in axes])
+
+    return view
+
+
+@pytest.fixture
 def to_host():
     """Fetch whatever is on the device."""
 

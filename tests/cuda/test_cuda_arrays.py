@@ -39,13 +39,13 @@ def test_bfloat16_bits(to_gpu, to_host):
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, None])
-def test_rows_of_any_view(axis, to_gpu, to_host):
+def test_rows_of_any_view(axis, to_gpu, to_host, transposed):
     y = np.arange(60.0).reshape(3, 4, 5)
     device = to_gpu(y)
     for view, expected in (
         (device, y),
         (device[:, ::2], y[:, ::2]),
-        (device.transpose((2, 0, 1)), y.transpose(2, 0, 1)),
+        (transposed(device, (2, 0, 1)), y.transpose(2, 0, 1)),
     ):
         s = arrays.slices(view, axis)
         rows = arrays.read(s.home, view, axis, s.work, (s.number, s.length))

@@ -2,13 +2,15 @@
 
 from numba import types
 
-from conehoyer._cuda import arrays, engine
+from conehoyer._cuda import arrays, engine, held
 
 FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
 
 # Of a float32 kernel: the scalar search for τ, and adding up. What is done to each entry is done
 # in float32; a constant that promotes it to float64 shows here.
-FLOAT64_OPERATIONS = {"project_rows": 500, "project_long": 610, "_gather": 0, "_scatter": 0}
+FLOAT64_OPERATIONS = {
+    "project_held_32": 600,  # exact passes are written out entry by entry
+    "project_rows": 700, "project_long": 1000, "_gather": 0, "_scatter": 0}
 
 
 def array(kind, ndim, layout="C"):
@@ -24,7 +26,11 @@ def signatures(t):
         INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT,
         array(t, 2), array(t, 2), array(FLOAT, 2), flags,
     )  # fmt: skip
-    yield engine.project_rows, (*engine_types, BOOL)
+    yield held.KERNELS[t.bitwidth // 8], (
+        *engine_types[:9], array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT,
+        BOOL, array(types.int32, 1),
+    )  # fmt: skip
+    yield engine.project_rows, (*engine_types, BOOL, array(types.int32, 1))
     yield engine.project_long, (*engine_types, INT, array(FLOAT, 3))
     yield engine.count_bad, (array(t, 2), flags)
     for ndim in (1, 2, 3):

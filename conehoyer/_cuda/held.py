@@ -1,0 +1,331 @@
+"""Rows held in registers: a few threads of a warp for a short row, a block for a longer one.
+
+Each row is read once and written once.  The threads of a team hold the entries, and all of them,
+or all of a block's first warp, take the same steps from the same sums; so no number but the sums
+moves between threads.  What is out of the ordinary (NaN, ties, numbers near the ends of the
+range, parameters that leave one entry or none) is put on a list for the engine's other kernel.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import float64, int32
+from numba.extending import register_jitable
+
+from .. import _math as m
+from . import engine
+from .arrays import pick
+from .device import SIMULATED, cuda, function, kernel
+from .engine import TOLD
+
+WARP = 4 if SIMULATED else 32
+HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
+THREADS = WARP if SIMULATED else 128  # of a block whose teams lie within warps
+MOST_WARPS = 2 if SIMULATED else 8  # of a team
+_BOUNDS = (MOST_WARPS * WARP, 2)
+ROOM = 6 * MOST_WARPS + (MOST_WARPS * WARP if SIMULATED else 0)  # numbers in shared memory
+_FULL = 0xFFFFFFFF
+
+
+# --- within a warp ---------------------------------------------------------------------------
+# In the simulator, which has no warps, through shared memory: then all of a block come by.
+
+if SIMULATED:
+
+    def _from_lane(room, value, bits):
+        t = cuda.threadIdx.x
+        cuda.syncthreads()
+        room[t] = value
+        cuda.syncthreads()
+        other = room[t ^ bits]
+        cuda.syncthreads()
+        return other
+
+    def _anybody(flag):
+        return cuda.syncthreads_or(flag) != 0
+
+else:
+
+    @function
+    def _from_lane(room, value, bits):
+        """The value of the thread whose number differs in these bits."""
+        return cuda.shfl_xor_sync(_FULL, value, bits)
+
+    @function
+    def _anybody(flag):
+        """Whether a thread of the warp has the flag set."""
+        return cuda.any_sync(_FULL, flag) != 0
+
+
+@function
+def _sum_team(room, lanes, turn, nu, s, q):
+    """Sums over a team, in the same order in all its threads; `turn` alternates."""
+    half = min(lanes, WARP) >> 1
+    while half > 0:
+        nu += _from_lane(room, nu, half)
+        s += _from_lane(room, s, half)
+        q += _from_lane(room, q, half)
+        half >>= 1
+    if lanes > WARP:
+        t, warps = cuda.threadIdx.x, lanes // WARP
+        spot = ROOM - (1 + turn) * 3 * MOST_WARPS
+        if t % WARP == 0:
+            w = t // WARP
+            room[spot + w], room[spot + MOST_WARPS + w] = nu, s
+            room[spot + 2 * MOST_WARPS + w] = q
+        cuda.syncthreads()
+        nu, s, q = 0.0, 0.0, 0.0
+        for w in range(warps):
+            nu += room[spot + w]
+            s += room[spot + MOST_WARPS + w]
+            q += room[spot + 2 * MOST_WARPS + w]
+    return nu, s, q
+
+
+# --- the search --------------------------------------------------------------------------------
+
+ODD = -1  # for the engine
+_MOST_PASSES = 24
+
+
+class Search(NamedTuple):
+    """Where the search of a usual row stands: of `m.State` what it needs."""
+
+    status: int
+    anchor: float
+    offset: float
+    before: float  # size of the support whose Newton step led here, or -1
+    spare: float  # where the first Newton step led, if the guess is no good; NaN once tried
+    passes: int
+
+
+@register_jitable
+def _begin(kind, usual):
+    free = kind == m.SIMPLEX or kind == m.HOYER
+    offset = -math.inf if free else 0.0
+    return Search(m.GO if usual else ODD, 0.0, offset, -1.0, math.nan, 0)
+
+
+@register_jitable
+def _ended(status, f):
+    return Search(status, f.anchor, f.offset, f.before, f.spare, f.passes + 1)
+
+
+@register_jitable
+def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
+    """From the sums to the next τ, or to the verdict SOFT or FEASIBLE; ODD where that is not plain.
+
+    A support whose equation has its solution where the same entries lie above τ is the one.
+    """
+    cone = kind == m.CAI or kind == m.HOYER
+    first = f.passes == 0
+    if not math.isfinite(s):
+        return _ended(ODD, f)
+    if cone:
+        least, most = (1e-18, 1e30) if narrow else (1e-200, 1e200)  # of squares
+        safe = least < f.anchor * f.anchor + q < most
+    else:
+        safe = abs(f.anchor) + abs(s) + p > 1e-290
+    if not safe and s != 0.0:
+        return _ended(ODD, f)
+    if first:
+        if kind == m.CAI and m.level_excess(p, s, q) <= tol * p * q:
+            return _ended(m.FEASIBLE, f)
+        if kind == m.L1 and s - p <= tol * p:
+            return _ended(m.FEASIBLE, f)
+        if m.equality_holds(kind, p, l2, tol, s, q):  # nobody knows if some are negative
+            return _ended(ODD, f)
+    tau, rest, before, spare = f.spare, 0.0, -1.0, math.nan
+    if nu > (p if cone else 0.0):
+        mean = s / nu
+        if cone and m.drowned(p, nu, mean, q / nu - mean * mean):
+            return _ended(ODD, f)
+        step = m.newton_offset(kind, p, nu, s, q)
+        if nu == f.before and abs(step - f.offset) <= 2.0**-16 * (mean - f.offset):
+            odd = m.delicate(p, nu) if cone else p < engine.TINY * abs(f.anchor)
+            return Search(
+                ODD if odd else m.SOFT, f.anchor, step, nu, math.nan, f.passes + 1
+            )
+        tau, rest = m.two_sum(f.anchor, step)
+        before = nu
+        if first and n >= engine.GUESS_FROM and (kind == m.CAI or kind == m.L1):
+            guess = m.tail_guess(kind, p, nu, s, q)
+            if step < guess < math.inf:
+                tau, rest, before, spare = guess, 0.0, -1.0, step
+    free = kind == m.SIMPLEX or kind == m.HOYER
+    if not (free or tau > 0.0) or tau != tau or f.passes >= _MOST_PASSES:
+        return _ended(ODD, f)
+    anchor = float64(np.float32(tau)) if narrow else tau  # differences from it are exact
+    return Search(m.GO, anchor, (tau - anchor) + rest, before, spare, f.passes + 1)
+
+
+# --- a team's row ------------------------------------------------------------------------------
+
+
+@function
+def _load(flat, first, step, mine, held):
+    """Read this thread's entries, `mine` in number; the others are NaN.
+
+    Returns NaN if one of those read is not finite, else 0.
+    """
+    real = held.dtype.type
+    at = np.uint64(first)  # unsigned: no index counts from the end
+    for k in range(held.size):
+        held[k] = flat[at] if k < mine else real(math.nan)
+        at = np.uint64(at + np.uint64(step))
+    probe = real(0)
+    for k in range(held.size):
+        probe = real(probe + held[k] * real(0)) if k < mine else probe
+    return float64(probe)
+
+
+@function
+def _sums(held, absolute, anchor, offset):
+    """Count, Σ(a − anchor) and Σ(a − anchor)² of this thread's a with a − anchor > offset.
+
+    Eight terms are added by pairs in the data's precision.
+    """
+    real = held.dtype.type
+    near, edge, zero = real(anchor), real(offset), real(0)
+    count, s, q = int32(0), 0.0, 0.0
+    for g in range(0, held.size, 8):
+        s8, q8 = zero, zero
+        for k in range(g, g + 8, 2):
+            a = abs(held[k]) if absolute else held[k]
+            b = abs(held[k + 1]) if absolute else held[k + 1]
+            a, b = a - near, b - near
+            over, further = a > edge, b > edge
+            a, b = a if over else zero, b if further else zero
+            count = int32(count + int32(over) + int32(further))
+            s8 += a + b
+            q8 += a * a + b * b
+        s += float64(s8)
+        q += float64(q8)
+    return float64(count), s, q
+
+
+@function
+def _exact_sums(held, absolute, anchor, offset):
+    """The same in float64."""
+    nu, s, q = 0.0, 0.0, 0.0
+    for k in range(held.size):
+        a = abs(held[k]) if absolute else held[k]
+        far = float64(a) - anchor
+        if far > offset:
+            nu += 1.0
+            s += far
+            q += far * far
+    return nu, s, q
+
+
+@function
+def _write(kind, absolute, st, l2, held, first, step, mine, flat):
+    """Write this thread's part of the result; returns the number of nonzeros."""
+    real = held.dtype.type
+    zero = real(0)
+    at = np.uint64(first)
+    nonzeros = int32(0)
+    anchor = real(st.anchor + st.offset)
+    offset = real((st.anchor - float64(anchor)) + st.offset)
+    dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
+    same = st.status == m.FEASIBLE  # CAI, L1
+    for k in range(held.size):
+        value = held[k]
+        if same:
+            result = value if absolute or value > zero else zero
+        else:
+            d = ((abs(value) if absolute else value) - anchor) - offset
+            result = d * factor if d > dust else zero
+            result = math.copysign(result, value) if absolute and d > dust else result
+        if k < mine:
+            flat[at] = result
+            nonzeros = int32(nonzeros + int32(result != zero))
+        at = np.uint64(at + np.uint64(step))
+    return nonzeros
+
+
+def _made(count):
+    """Make the kernel whose threads hold so many entries."""
+
+    def project_held(
+        kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows,
+        n, goal_n, bits, reported, todo,
+    ):  # fmt: skip
+        room = cuda.shared.array(0, float64)
+        told = cuda.shared.array(TOLD, float64)
+        held = cuda.local.array(count, flat.dtype)
+        narrow = flat.itemsize == 4
+        t, lanes = cuda.threadIdx.x, 1 << bits  # of a team; no division, which takes long
+        lane, wide, teams = t & (lanes - 1), lanes > WARP, cuda.blockDim.x >> bits
+        for base in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+            r = base + (t >> bits)
+            live = r < rows
+            r = r if live else base
+            mine = int32((n - lane + lanes - 1) >> bits)
+            bad = _load(flat, r * n + lane, lanes, mine, held)
+            p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
+            usual = low <= p <= high
+            if kind <= m.SIMPLEX:
+                usual = usual and p > 0.0
+            else:
+                usual = usual and p > 1.0 and not (kind == m.HOYER and p >= n)
+            f, going, turn = _begin(kind, usual), usual, 0
+            nu, s, q = 0.0, 0.0, 0.0
+            while _anybody(going):
+                if not narrow:
+                    nu, s, q = _exact_sums(held, absolute, f.anchor, f.offset)
+                elif absolute:
+                    nu, s, q = _sums(held, True, f.anchor, f.offset)
+                else:
+                    nu, s, q = _sums(held, False, f.anchor, f.offset)
+                nu, s, q = _sum_team(room, lanes, turn, nu, s + bad, q)
+                turn = 1 - turn
+                if going and (not wide or t < WARP):
+                    if kind == m.HOYER and l2 < 0.0 and f.passes == 0:
+                        l2 = math.sqrt(q)
+                    f = _next(kind, p, l2, tol, n, narrow, f, nu, s, q)
+                if wide:
+                    if t == 0:
+                        told[0], told[1], told[2], told[3] = f.status, f.anchor, f.offset, l2
+                    cuda.syncthreads()
+                    f = Search(int(told[0]), told[1], told[2], f.before, f.spare, f.passes)
+                    l2 = told[3]
+                going = f.status == m.GO
+            done = f.status != ODD
+            s, q = m.sums_at(nu, s, q, f.offset)
+            st = m.State(
+                f.status, f.anchor, f.offset, 0.0, 0.0, nu, 0, False, True, f.passes, s, q
+            )
+            if live and done:
+                # goal_n is n: told so, the compiler would keep all places in registers.
+                first = r * goal_n + lane
+                nonzeros = float64(_write(kind, absolute, st, l2, held, first, lanes, mine, goal))
+            else:
+                nonzeros = 0.0
+                if live and lane == 0:
+                    todo[1 + cuda.atomic.add(todo, 0, 1)] = r
+            if reported:
+                nonzeros, _, _ = _sum_team(room, lanes, turn, nonzeros, 0.0, 0.0)
+                if live and done and lane == 0:
+                    engine.report_state(st, kind, p, 0, nonzeros, info[r])
+            if wide:
+                cuda.syncthreads()  # before the next row's sums are stored
+
+    project_held.__name__ = project_held.__qualname__ = f"project_held_{count}"
+    project_held.__doc__ = f"Project the rows of x; a thread holds {count} entries of one."
+    return kernel(project_held, _BOUNDS)
+
+
+KERNELS = {size: _made(count) for size, count in HELD.items()}
+project_held_16, project_held_32 = KERNELS[8], KERNELS[4]
+
+
+def fits(n, itemsize):
+    """Whether a team can hold a row of this length."""
+    return 0 < n <= HELD[itemsize] * MOST_WARPS * WARP
+
+
+def bits_for(n, itemsize):
+    """A team's number of threads is two to this power."""
+    return max(-(-n // HELD[itemsize]) - 1, 0).bit_length()
