@@ -89,7 +89,7 @@ def newton_offset(kind, p, nu, s, q):
     if kind == L1 or kind == SIMPLEX:
         return (s - p) / nu
     mean = s / nu
-    var = max(q / nu - mean * mean, 0.0)
+    var = max(q / nu - mean * mean, p - p)  # zero, also for float32
     return mean - math.sqrt(p * var / (nu - p))
 
 

@@ -197,9 +197,7 @@ def target(home, x, axis, dtype, work, rows, out, overwrite_x) -> tuple[Any, Dev
 
 
 def _address(view):
-    if hasattr(view, "_ary"):
-        return view._ary.__array_interface__["data"][0]
-    return view.__cuda_array_interface__["data"][0]
+    return view._ary.__array_interface__["data"][0] if hasattr(view, "_ary") else view.pointer
 
 
 def check_out(home, out, shape, dtype):

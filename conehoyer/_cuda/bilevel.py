@@ -18,7 +18,7 @@ from .groups import unit_of
 from .partition import group_of, place_in, where
 from .projections import OWN_NORM, complain, run_rows
 
-_HELD = 4  # entries of a thread, in registers
+_HELD = 8  # entries of a thread, in registers
 _MOST = np.finfo(float).max
 
 
@@ -99,18 +99,21 @@ def treated(a, clip, value):
 
 
 @kernel
-def treat(clip, strict, kind, height, width, labels, z, values, flags, piece, lanes, out):
+def treat(
+    clip, strict, kind, height, width, labels, flat, rows, columns, number, values, flags, piece,
+    lanes, out,
+):  # fmt: skip
     """Clip or multiply all entries: a thread a column, of `piece` rows."""
     if keep_out(strict, flags):
         return
-    batch, rows, columns = z.shape
-    held = cuda.local.array(_HELD, z.dtype)
-    real = z.dtype.type
+    batch = values.size // number
+    held = cuda.local.array(_HELD, flat.dtype)
+    real = flat.dtype.type
     t = cuda.threadIdx.x
     lane, below, deep = t % lanes, t // lanes, cuda.blockDim.x // lanes
-    number = values.size // batch
     across = (columns + width - 1) // width
     tiles, pieces = (columns + lanes - 1) // lanes, (rows + piece - 1) // piece
+    step = np.uint64(deep * columns)
     for item in range(cuda.blockIdx.x, batch * pieces * tiles, cuda.gridDim.x):
         j, p = item % tiles * lanes + lane, item // tiles
         r, i = p // pieces, p % pieces * piece + below
@@ -120,9 +123,17 @@ def treat(clip, strict, kind, height, width, labels, z, values, flags, piece, la
         g = r * number + i // height * across + j // width  # of blocks
         edge = (i // height + 1) * height  # where its value ends
         value = real(values[g]) if kind == BLOCKS else real(0)
+        at = np.uint64((r * rows + i) * columns + j)  # unsigned: no index counts from the end
         while i < last:
-            for k in range(_HELD):
-                held[k] = z[r, i + k * deep, j] if i + k * deep < last else real(0)
+            place = at
+            if i + (_HELD - 1) * deep < last:
+                for k in range(_HELD):
+                    held[k] = flat[place]
+                    place = np.uint64(place + step)
+            else:
+                for k in range(_HELD):
+                    held[k] = flat[place] if i + k * deep < last else real(0)
+                    place = np.uint64(place + step)
             for k in range(_HELD):
                 if i < last:
                     if kind != BLOCKS:
@@ -133,8 +144,9 @@ def treat(clip, strict, kind, height, width, labels, z, values, flags, piece, la
                             edge += height
                             g += across
                         value = real(values[g])
-                    out[r, i, j] = treated(held[k], clip, value)
+                    out[at] = treated(held[k], clip, value)
                 i += deep
+                at = np.uint64(at + step)
 
 
 @kernel
@@ -153,7 +165,7 @@ def shrink(strict, tol, starts, radii, flags, values, out):
         shift, back, turn = 0, 0, 0
         if 0.0 < radius < math.inf:
             radius, shift, back, turn = engine.solve(
-                m.L1, True, radius, -1.0, tol, z, room, told, None, None
+                m.L1, True, radius, -1.0, tol, z, room, told, None, None, None
             )
         elif cuda.threadIdx.x == 0:
             engine.conclude(told, m.FEASIBLE if radius > 0.0 else m.NONFINITE, 0.0, 0.0, 0.0)
@@ -283,8 +295,8 @@ class _Job:
         blocks = batch * -(-rows // piece) * -(-columns // lanes)
         launch(
             treat, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, self.inner == LINF,
-            strict, *parts.regular, labels, z, u, self.flags, piece,
-            lanes, out,
+            strict, *parts.regular, labels, z.reshape(z.size), rows, columns, parts.number, u,
+            self.flags, piece, lanes, out.reshape(z.size),
         )  # fmt: skip
 
     def shrink_groups(self, z, u, strict, out):

@@ -6,16 +6,17 @@ the work goes.
 """
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import math
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 
 from .._jit import warn_no_cache
 
@@ -105,27 +106,114 @@ def threads_for(count, each=1):
     return min(max(1 << (wanted - 1).bit_length(), _FEW_THREADS), MOST_THREADS)
 
 
-_CONFIGURING = threading.Lock()
+@cache
+def _array_type(dtype, ndim, layout):
+    return types.Array(numba.from_dtype(dtype), ndim, layout)
 
 
-def configure(kernel, *configuration):
-    """Give a kernel its grid, without Numba's warning that a small one leaves a GPU idle."""
-    if SIMULATED:
-        return kernel[configuration]
-    config = cuda.dispatcher.config
-    with _CONFIGURING:
-        wanted = config.CUDA_LOW_OCCUPANCY_WARNINGS
-        config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
-        try:
-            return kernel[configuration]
-        finally:
-            config.CUDA_LOW_OCCUPANCY_WARNINGS = wanted
+class View:
+    """Memory of the GPU as kernels take it; slices and reshapes like an array."""
+
+    def __init__(self, pointer, shape, strides, dtype, owner):
+        self.pointer, self.shape, self.dtype, self.owner = pointer, shape, dtype, owner
+        own = contiguous_strides(shape, dtype.itemsize)
+        self.strides = own if strides is None else strides
+        self.ndim, self.size = len(shape), math.prod(shape)
+        self.type = _array_type(dtype, self.ndim, "C" if self.strides == own else "A")
+
+    @property
+    def words(self):
+        """The fields of Numba's arrays, as a kernel takes them."""
+        return 0, 0, self.size, self.dtype.itemsize, self.pointer, *self.shape, *self.strides
+
+    @property
+    def nbytes(self):
+        """Bytes of the entries."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.shape, "strides": self.strides, "typestr": self.dtype.str,
+            "data": (self.pointer, False), "version": 3,
+        }  # fmt: skip
+
+    def reshape(self, *shape):
+        """A contiguous view in another shape."""
+        shape = tuple(shape[0]) if isinstance(shape[0], tuple) else shape
+        return View(self.pointer, shape, None, self.dtype, self.owner)
+
+    def view(self, dtype):
+        """A contiguous view as another type of the same size."""
+        return View(self.pointer, self.shape, None, np.dtype(dtype), self.owner)
+
+    def __getitem__(self, part):
+        first, last, _ = part.indices(self.shape[0])
+        at = self.pointer + first * self.strides[0]
+        return View(at, (last - first, *self.shape[1:]), self.strides, self.dtype, self.owner)
+
+    def array(self):
+        """The same as a device array of Numba."""
+        return cuda.from_cuda_array_interface(self.__cuda_array_interface__, self, sync=False)
+
+    def copy_to_host(self, stream=0):
+        """The values."""
+        return self.array().copy_to_host(stream=stream)
+
+
+_SCALARS = {
+    bool: (types.boolean, bool), int: (types.int64, ctypes.c_int64),
+    float: (types.float64, ctypes.c_double),
+}  # fmt: skip
+
+
+def _typed(argument):
+    """An argument's type, and the words that stand for it."""
+    if isinstance(argument, View):
+        return argument.type, argument.words
+    if isinstance(argument, np.generic):
+        argument = argument.item()
+    if type(argument) not in _SCALARS:  # a device array
+        view = Home().view(argument)
+        return view.type, view.words
+    kind, word = _SCALARS[type(argument)]
+    return kind, (word(argument),)
+
+
+@cache
+def _compiled(kernel, kinds):
+    return kernel.compile(kinds)
+
+
+@cache
+def _launch_config(blocks, threads, shared, together):
+    from cuda.core import LaunchConfig
+
+    return LaunchConfig(grid=blocks, block=threads, shmem_size=shared, is_cooperative=together)
 
 
 def launch(kernel, home, blocks, threads, *arguments, shared=0):
-    """Run a kernel on the stream of the arrays."""
-    if blocks > 0:
-        configure(kernel, blocks, threads, home.stream, shared)(*arguments)
+    """Run a kernel on the stream of the arrays.
+
+    Numba's own launch goes through the types and fields of each argument at every call, which
+    takes 50 to 100 µs.
+    """
+    if blocks <= 0:
+        return
+    if SIMULATED:
+        kernel[blocks, threads, home.stream, shared](*arguments)
+        return
+    from cuda.core import launch
+
+    kinds, words = [], []
+    for argument in arguments:
+        kind, fields = _typed(argument)
+        kinds.append(kind)
+        words += fields
+    compiled = _compiled(kernel, tuple(kinds))
+    function = compiled._codelibrary.get_cufunc()  # of the current device
+    config = _launch_config(blocks, threads, shared, compiled.cooperative)
+    launch(home.core_stream, config, function.kernel, *words)
 
 
 def launch_each(kernel, home, count, *arguments):
@@ -136,25 +224,34 @@ def launch_each(kernel, home, count, *arguments):
 
 
 @cache
-def _blocks_at_once(kernel, types, threads, shared, device):
-    if SIMULATED:  # which synchronises one block, unless the tests have seen to it
-        return kernel.overloads[types].max_cooperative_grid_blocks(threads)
-    return kernel.compile(types).max_cooperative_grid_blocks(threads, shared)
+def _blocks_at_once(kernel, kinds, threads, shared, device):
+    return _compiled(kernel, kinds).max_cooperative_grid_blocks(threads, shared)
 
 
 def blocks_at_once(kernel, home, threads, shared, *arguments):
     """How many blocks of this kernel, called with these arguments, the GPU runs at once."""
-    types = () if SIMULATED else tuple(map(kernel.typeof_pyval, arguments))
-    return _blocks_at_once(kernel, types, threads, shared, home.device)
+    if SIMULATED:  # which synchronises one block, unless the tests have seen to it
+        return kernel.overloads[()].max_cooperative_grid_blocks(threads)
+    kinds = tuple(_typed(argument)[0] for argument in arguments)
+    device = cuda.get_current_device().id
+    return _blocks_at_once(kernel, kinds, threads, shared, device)
 
 
 # --- homes of arrays -----------------------------------------------------------------------
 
 
-@cache  # launches are prepared once for each stream
+@cache
 def _stream(pointer):
-    """The stream at this address; 0 for the default one."""
+    """Numba's stream at this address; 0 for the default one."""
     return cuda.external_stream(pointer) if pointer else 0
+
+
+@cache
+def _core_stream(pointer):
+    """The same as launches take it."""
+    from cuda.core import Stream
+
+    return Stream.from_handle(pointer)
 
 
 class Home:
@@ -162,6 +259,11 @@ class Home:
 
     device: int | None = None
     stream: Any = 0
+
+    @property
+    def core_stream(self):
+        """The stream as launches take it."""
+        return _core_stream(int(self.stream.handle or 0) if self.stream else 0)
 
     def dtype(self, x) -> str:
         """Name of the dtype, "bfloat16" among them."""
@@ -182,7 +284,7 @@ class Home:
     def zeros(self, count, dtype):
         """Such a view, of zeros."""
         view = self.scratch((count,), dtype)
-        cuda.driver.device_memset(view, 0, view.nbytes, self.stream)
+        view.owner.fill(0, stream=self.core_stream)
         return view
 
     def upload(self, values):
@@ -191,7 +293,7 @@ class Home:
 
     def adopt(self, view):
         """What `view` gave, as an array of this kind, without a copy."""
-        return view
+        return view.array()
 
     def fetch(self, view):
         """The values of a small view, on the host: waits for the arrays' stream."""
@@ -208,27 +310,32 @@ class Home:
         """The transpose of a matrix, without a copy."""
         if hasattr(x, "copy_to_host"):  # Numba's own .T copies
             rows, columns = x.strides
-            return self.view(x, x.shape[::-1], (columns, rows))
+            return self.adopt(self.view(x, x.shape[::-1], (columns, rows)))
         return x.T
 
     def view(self, x, shape=None, strides=None, typestr=None):
         """The array's memory as kernels take it, perhaps with another shape or type."""
-        wanted = dict(self.interface(x))
-        own = wanted["strides"] or contiguous_strides(x.shape, _itemsize(wanted["typestr"]))
-        wanted["strides"] = own if strides is None else tuple(strides)
-        if shape is not None:
-            wanted["shape"] = tuple(shape)
-        if typestr is not None:
-            wanted["typestr"] = typestr
-        wanted["stream"] = None
-        if wanted["strides"] == contiguous_strides(wanted["shape"], _itemsize(wanted["typestr"])):
-            wanted["strides"] = None
-        return cuda.from_cuda_array_interface(wanted, owner=x, sync=False)
+        if type(x) is not View:
+            about = self.interface(x)
+            strides_of = about["strides"]
+            x = View(
+                about["data"][0], tuple(about["shape"]),
+                None if strides_of is None else tuple(strides_of), np.dtype(about["typestr"]), x,
+            )  # fmt: skip
+        if shape is None and strides is None and typestr is None:
+            return x
+        return View(
+            x.pointer, x.shape if shape is None else tuple(shape),
+            x.strides if strides is None else tuple(strides),
+            x.dtype if typestr is None else np.dtype(typestr), x.owner,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def active(self):
         """Make the array's device the current one."""
         if self.device is None:
+            if not SIMULATED:
+                cuda.current_context()  # a thread may come for the first time
             yield
         else:
             with cuda.gpus[self.device]:
@@ -240,18 +347,13 @@ class _Numba(Home):
         self.stream = x.stream
 
     def scratch(self, shape, dtype):  # device_array takes long, and waits for the GPU to free
-        from cuda.core import Device, Stream
+        from cuda.core import Device
 
         dtype = np.dtype(dtype)
-        handle = self.stream.handle if self.stream else 0
         held = Device().memory_resource.allocate(
-            max(math.prod(shape) * dtype.itemsize, 1), stream=Stream.from_handle(int(handle or 0))
+            max(math.prod(shape) * dtype.itemsize, 1), stream=self.core_stream
         )
-        about = {
-            "shape": tuple(shape), "strides": None, "typestr": dtype.str,
-            "data": (int(held.handle), False), "version": 3,
-        }  # fmt: skip
-        return cuda.from_cuda_array_interface(about, owner=held, sync=False)
+        return View(int(held.handle), tuple(shape), None, dtype, held)
 
 
 class _Foreign(_Numba):
@@ -299,8 +401,6 @@ class _Torch(Home):
         return str(x.dtype).removeprefix("torch.")
 
     def interface(self, x):
-        if not hasattr(x, "data_ptr"):  # a view
-            return super().interface(x)
         size = x.element_size()
         name = self.dtype(x)
         typestr = "<i2" if name == "bfloat16" else np.dtype(name).str
@@ -344,6 +444,9 @@ class _Simulator(Home):
     def zeros(self, count, dtype):
         return cuda.to_device(np.zeros(count, dtype))
 
+    def adopt(self, view):
+        return view
+
     def view(self, x, shape=None, strides=None, typestr=None):
         array = x._ary
         if typestr is not None:
@@ -374,10 +477,6 @@ def contiguous_strides(shape, itemsize):
         strides.append(step)
         step *= max(length, 1)
     return tuple(reversed(strides))
-
-
-def _itemsize(typestr):
-    return np.dtype(typestr).itemsize
 
 
 class Extent(NamedTuple):

@@ -20,11 +20,14 @@ from .device import MOST_THREADS, SIMULATED, cuda, function, kernel
 
 ROOM = 3  # numbers that a thread needs in shared memory
 # With so many entries for each thread of a grid, begin with a sample: one of SKIP.
-SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (256, 64)
+SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (64, 64)
+BAND_SHARE = 4 if SIMULATED else 16  # one of so many entries may lie in the band around τ
+WARP = 1 if SIMULATED else 32  # the simulator has no warps
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
-# Told: a State's twelve numbers, the norm wanted (Hoyer), and what smaller entries count as.
-L2, LEAST, TOLD = 12, 13, 14
+# Told: a State's twelve numbers, the norm wanted (Hoyer), what smaller entries count as, and
+# between what τ lies if the sample does not mislead.
+L2, LEAST, LOW, HIGH, TOLD = 12, 13, 14, 15, 16
 WIDE = MOST_THREADS, 2  # launch bounds: what solves takes 128 registers a thread
 BATCH = 4 if SIMULATED else 8  # entries that a thread reads at once
 NONFINITE, CAPPED, BAD_PARAMETER, FLAGS = 0, 1, 2, 3  # flags: how many slices
@@ -110,13 +113,24 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
 
 
 @register_jitable
-def leave_sample(told, kind, narrow):
-    """Begin anew with all entries, at the τ of the sample if it gave one."""
+def leave_sample(told, kind, narrow, weight):
+    """Begin anew with all entries, at the τ of the sample if it gave one.
+
+    Then τ lies within some standard errors of it: Σd has one of √(weight·Σd²), of which the ν-th
+    part is τ's for the ball; the cone's is larger, with what its level leaves of ν.
+    """
     st = recall(told)
     start = m.start(kind)
-    if st.status == m.SOFT:
+    told[LOW], told[HIGH] = math.inf, -math.inf
+    if st.status == m.SOFT and st.nu > 0.0:
         tau = st.anchor + st.offset
-        start = with_tau(start, float64(np.float32(tau)) if narrow else tau, 0.0, -1.0, False)
+        tau = float64(np.float32(tau)) if narrow else tau
+        start = with_tau(start, tau, 0.0, -1.0, False)
+        error = math.sqrt(weight * st.q) / st.nu * (24.0 if kind == m.CAI else 6.0)
+        low, high = tau - error, tau + error
+        if low > 0.0:
+            told[LOW] = float64(np.float32(low)) if narrow else low
+            told[HIGH] = float64(np.float32(high)) if narrow else high
     remember(told, start)
 
 
@@ -242,6 +256,92 @@ def add_exact(a, anchor, offset, nu, s, q):
 
 
 @function
+def flagged_before(flag):
+    """How many threads of the warp before this one have the flag set, and how many at all."""
+    if SIMULATED:
+        return 0, 1 if flag else 0
+    ballot = cuda.ballot_sync(0xFFFFFFFF, flag)
+    before = ballot & ((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
+    return int32(cuda.popc(before)), int32(cuda.popc(ballot))
+
+
+@function
+def anybody(flag):
+    """Whether a thread of the warp has the flag set."""
+    return flag if SIMULATED else cuda.any_sync(0xFFFFFFFF, flag) != 0
+
+
+@function
+def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
+    """Sums of a − anchor for this thread's a > high; the warp keeps those in (low, high], low > 0.
+
+    Returns the number of those kept as well, the same in all its threads, or more than there
+    is room for.
+    """
+    real = z.dtype.type
+    near, bottom, top, lowest = real(anchor), real(low), real(high), real(least)
+    nu, s, q = 0.0, 0.0, 0.0
+    read = cuda.local.array(BATCH, z.dtype)
+    n = z.size
+    count = int32(0)
+    lead = first - first % WARP  # of the warp's first thread: all take the same turns
+    while lead < n:
+        i = lead + first % WARP
+        if lead + WARP - 1 + (BATCH - 1) * stride < n:
+            for k in range(BATCH):
+                read[k] = z[i + k * stride]
+        else:
+            for k in range(BATCH):
+                read[k] = z[i + k * stride] if i + k * stride < n else real(0)
+        found = False
+        number, s4, q4 = int32(0), real(0), real(0)
+        for k in range(BATCH):
+            a = magnitude(read[k] * f * g, absolute, lowest)
+            read[k] = a
+            d = a - near
+            over = a > top
+            found = found or (a > bottom and not over)
+            d = d if over else real(0)
+            number = int32(number + int32(over))
+            s4 += d
+            q4 += d * d
+            if a != a:  # to be seen
+                s4 = a
+            if k % 4 == 3:
+                s += float64(s4)
+                q += float64(q4)
+                s4, q4 = real(0), real(0)
+        nu += float64(number)
+        if anybody(found):
+            for k in range(BATCH):
+                inside = read[k] > bottom and not read[k] > top
+                before, total = flagged_before(inside)
+                if inside and count + before < kept.size:
+                    kept[count + before] = read[k]
+                count = int32(count + total)
+        lead += BATCH * stride
+    return nu, s, q, count
+
+
+@function
+def add_band(kept, count, anchor, offset, exact):
+    """The sums of `sums` over what this warp has kept, as one of its threads."""
+    real = kept.dtype.type
+    near, edge = real(anchor), real(offset)
+    nu, s, q = 0.0, 0.0, 0.0
+    for i in range(cuda.threadIdx.x % WARP, count, WARP):
+        if exact:
+            nu, s, q = add_exact(kept[i], anchor, offset, nu, s, q)
+        else:
+            d = kept[i] - near
+            if d > edge:
+                nu += 1.0
+                s += float64(d)
+                q += float64(d * d)
+    return nu, s, q
+
+
+@function
 def factors(real, shift):
     """Two powers of two with the product 2**shift, which may be none itself."""
     half = shift // 2
@@ -263,7 +363,7 @@ def facts(z, first, stride):
 
 
 @function
-def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
+def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
     """Find the verdict, which `told` holds afterwards, and the power of two of its unit.
 
     Returns p, the exponents of the unit of the data and of the result, and the next `turn`.
@@ -333,21 +433,45 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts):
             skip = SKIP
             lap = skip * stride  # of which the first `stride` entries are looked at
             weight = n / (n // lap * stride + min(n % lap, stride))
+        banded, count, middle, over, over_s, over_q = False, int32(0), 0.0, 0.0, 0.0, 0.0
         while told[0] == m.GO:
             exact = told[7] != 0.0 or not narrow
-            nu, s, q = sums(z, first, skip * stride, f, g, absolute, least, told[1], told[2], exact)
+            tau = told[1] + told[2]
+            inside = banded and told[7] == 0.0 and told[LOW] <= tau < told[HIGH]
+            if grid is not None and inside:
+                nu, s, q = add_band(kept, count, told[1], told[2], exact)
+            else:
+                nu, s, q = sums(
+                    z, first, skip * stride, f, g, absolute, least, told[1], told[2], exact
+                )
             nu, s, q = add_up(room, grid, parts, turn, nu, s, q)
             turn = 1 - turn
             if t == 0:
+                if inside:  # those above the band, seen from this anchor
+                    shift_by = middle - told[1]
+                    nu += over
+                    s += over_s + over * shift_by
+                    q += over_q + shift_by * (2.0 * over_s + over * shift_by)
                 nu, s, q = weight * nu, weight * s, weight * q
                 step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q)
             cuda.syncthreads()
             if skip > 1 and told[0] != m.GO:
-                skip, weight = 1, 1.0
+                skip, sampled, weight = 1, weight, 1.0
                 cuda.syncthreads()
                 if t == 0:
-                    leave_sample(told, kind, narrow)
+                    leave_sample(told, kind, narrow, sampled)
                 cuda.syncthreads()
+                if grid is not None and told[LOW] < told[HIGH]:
+                    middle = told[1]
+                    over, over_s, over_q, count = keep_band(
+                        z, first, stride, f, g, absolute, least, middle, told[LOW], told[HIGH],
+                        kept,
+                    )
+                    # Too many for one of the warps: then it is of no use to any.
+                    over += math.inf if count > kept.size else 0.0
+                    over, over_s, over_q = add_up(room, grid, parts, turn, over, over_s, over_q)
+                    turn = 1 - turn
+                    banded = math.isfinite(over) and math.isfinite(over_s)
         status = int(told[0])
         # Hoyer's τ may lie among what the first unit has made equal.
         whole = attempt == 2 and masked and kind == m.HOYER and told[1] + told[2] < -0.25 * far
@@ -581,7 +705,7 @@ def project_rows(
         shift, back, turn = 0, 0, 0
         if usable(p, low, high, told, flags, None):
             l2 = pick(l2_one, l2_each, r)
-            p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None)
+            p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None, None)
         finish(
             kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn,
             info[r % info.shape[0]], flags,
@@ -590,9 +714,10 @@ def project_rows(
 
 @partial(kernel, bounds=WIDE)
 def project_long(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts
-):
-    """Project row r of x, by all blocks of a grid that runs at once."""
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts,
+    kept,
+):  # fmt: skip
+    """Project row r of x, by all blocks of a grid that runs at once; `kept`: a row for a warp."""
     grid = cuda.cg.this_grid()
     room = cuda.shared.array(0, float64)
     told = cuda.shared.array(TOLD, float64)
@@ -600,7 +725,9 @@ def project_long(
     shift, back, turn = 0, 0, 0
     if usable(p, low, high, told, flags, grid):
         l2 = pick(l2_one, l2_each, r)
-        p, shift, back, turn = solve(kind, absolute, p, l2, tol, x[r], room, told, grid, parts)
+        p, shift, back, turn = solve(
+            kind, absolute, p, l2, tol, x[r], room, told, grid, parts, kept[cuda.grid(1) // WARP]
+        )
     finish(
         kind, absolute, p, shift, back, x[r], out[r], room, told, grid, parts, turn,
         info[r % info.shape[0]], flags,

@@ -10,16 +10,16 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import float64, int32
+from numba import float32, float64, int32
 from numba.extending import register_jitable
 
 from .. import _math as m
 from . import engine
 from .arrays import pick
 from .device import SIMULATED, cuda, function, kernel
-from .engine import TOLD
 
 WARP = 4 if SIMULATED else 32
+WARP_BITS = WARP.bit_length() - 1
 HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
 THREADS = WARP if SIMULATED else 128  # of a block whose teams lie within warps
 MOST_WARPS = 2 if SIMULATED else 8  # of a team
@@ -45,6 +45,9 @@ if SIMULATED:
     def _anybody(flag):
         return cuda.syncthreads_or(flag) != 0
 
+    def _sign_bit(a):
+        return -1 if a < 0 else 0
+
 else:
 
     @function
@@ -57,9 +60,14 @@ else:
         """Whether a thread of the warp has the flag set."""
         return cuda.any_sync(_FULL, flag) != 0
 
+    @function
+    def _sign_bit(a):
+        """−1 if a float32 is negative, else 0: quicker than a comparison."""
+        return int32(cuda.libdevice.float_as_int(a) >> int32(31))
+
 
 @function
-def _sum_team(room, lanes, turn, nu, s, q):
+def _sum_team(room, real, lanes, turn, nu, s, q):
     """Sums over a team, in the same order in all its threads; `turn` alternates."""
     half = min(lanes, WARP) >> 1
     while half > 0:
@@ -68,19 +76,18 @@ def _sum_team(room, lanes, turn, nu, s, q):
         q += _from_lane(room, q, half)
         half >>= 1
     if lanes > WARP:
-        t, warps = cuda.threadIdx.x, lanes // WARP
+        t = cuda.threadIdx.x
         spot = ROOM - (1 + turn) * 3 * MOST_WARPS
-        if t % WARP == 0:
-            w = t // WARP
-            room[spot + w], room[spot + MOST_WARPS + w] = nu, s
-            room[spot + 2 * MOST_WARPS + w] = q
+        if t & (WARP - 1) == 0:
+            at = spot + 3 * (t >> WARP_BITS)
+            room[at], room[at + 1], room[at + 2] = nu, s, q
         cuda.syncthreads()
-        nu, s, q = 0.0, 0.0, 0.0
-        for w in range(warps):
-            nu += room[spot + w]
-            s += room[spot + MOST_WARPS + w]
-            q += room[spot + 2 * MOST_WARPS + w]
-    return nu, s, q
+        nu, s, q = real(0), real(0), real(0)
+        for at in range(spot, spot + 3 * (lanes >> WARP_BITS), 3):
+            nu += real(room[at])
+            s += real(room[at + 1])
+            q += real(room[at + 2])
+    return real(nu), real(s), real(q)
 
 
 # --- the search --------------------------------------------------------------------------------
@@ -98,18 +105,20 @@ class Search(NamedTuple):
     before: float  # size of the support whose Newton step led here, or -1
     spare: float  # where the first Newton step led, if the guess is no good; NaN once tried
     passes: int
+    exact: bool  # sums in float64 are asked for
 
 
 @register_jitable
-def _begin(kind, usual):
+def _begin(kind, usual, lowest):
+    """Where the search begins: with all entries, or with the positive ones."""
     free = kind == m.SIMPLEX or kind == m.HOYER
-    offset = -math.inf if free else 0.0
-    return Search(m.GO if usual else ODD, 0.0, offset, -1.0, math.nan, 0)
+    offset = 0.5 * lowest if free else 0.0
+    return Search(m.GO if usual else ODD, 0.0, offset, -1.0, math.nan, 0, False)
 
 
 @register_jitable
 def _ended(status, f):
-    return Search(status, f.anchor, f.offset, f.before, f.spare, f.passes + 1)
+    return Search(status, f.anchor, f.offset, f.before, f.spare, f.passes + 1, f.exact)
 
 
 @register_jitable
@@ -143,10 +152,17 @@ def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
             return _ended(ODD, f)
         step = m.newton_offset(kind, p, nu, s, q)
         if nu == f.before and abs(step - f.offset) <= 2.0**-16 * (mean - f.offset):
-            odd = m.delicate(p, nu) if cone else p < engine.TINY * abs(f.anchor)
-            return Search(
-                ODD if odd else m.SOFT, f.anchor, step, nu, math.nan, f.passes + 1
-            )
+            status = m.SOFT
+            if cone and m.delicate(p, nu):  # every digit counts
+                if nu - p <= 1e-3 * p:
+                    return _ended(ODD, f)
+                status = m.SOFT if f.exact or not narrow else m.GO
+            elif not cone and p < engine.TINY * abs(f.anchor):
+                status = ODD
+            if status != m.GO:
+                return Search(status, f.anchor, step, nu, math.nan, f.passes + 1, True)
+            if f.passes < _MOST_PASSES:
+                return Search(m.GO, f.anchor, f.offset, nu, math.nan, f.passes + 1, True)
         tau, rest = m.two_sum(f.anchor, step)
         before = nu
         if first and n >= engine.GUESS_FROM and (kind == m.CAI or kind == m.L1):
@@ -157,26 +173,31 @@ def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
     if not (free or tau > 0.0) or tau != tau or f.passes >= _MOST_PASSES:
         return _ended(ODD, f)
     anchor = float64(np.float32(tau)) if narrow else tau  # differences from it are exact
-    return Search(m.GO, anchor, (tau - anchor) + rest, before, spare, f.passes + 1)
+    return Search(m.GO, anchor, (tau - anchor) + rest, before, spare, f.passes + 1, f.exact)
 
 
 # --- a team's row ------------------------------------------------------------------------------
 
 
 @function
-def _load(flat, first, step, mine, held):
-    """Read this thread's entries, `mine` in number; the others are NaN.
+def _load(row, lane, step, mine, pad, held):
+    """Read this thread's entries, `mine` in number; the others count as the pad.
 
     Returns NaN if one of those read is not finite, else 0.
     """
     real = held.dtype.type
-    at = np.uint64(first)  # unsigned: no index counts from the end
-    for k in range(held.size):
-        held[k] = flat[at] if k < mine else real(math.nan)
-        at = np.uint64(at + np.uint64(step))
+    at = np.uint32(lane)  # unsigned: no index counts from the end
+    if mine == held.size:
+        for k in range(held.size):
+            held[k] = row[at]
+            at = np.uint32(at + np.uint32(step))
+    else:
+        for k in range(held.size):
+            held[k] = row[at] if k < mine else pad
+            at = np.uint32(at + np.uint32(step))
     probe = real(0)
     for k in range(held.size):
-        probe = real(probe + held[k] * real(0)) if k < mine else probe
+        probe = real(probe + held[k] * real(0))
     return float64(probe)
 
 
@@ -206,6 +227,57 @@ def _sums(held, absolute, anchor, offset):
 
 
 @function
+def _coarse_sums(held, absolute, near):
+    """The same for offset 0, quickly, all in float32; an entry that equals the anchor counts."""
+    zero = float32(0)
+    below = int32(0)
+    s, q, s2, q2 = zero, zero, zero, zero
+    for k in range(0, held.size, 2):
+        a = (abs(held[k]) if absolute else held[k]) - near
+        b = (abs(held[k + 1]) if absolute else held[k + 1]) - near
+        below = int32(below + _sign_bit(a) + _sign_bit(b))
+        a, b = max(a, zero), max(b, zero)
+        s, s2 = s + a, s2 + b
+        q, q2 = q + a * a, q2 + b * b
+    return float32(int32(held.size + below)), s + s2, q + q2
+
+
+@function
+def _coarse_search(kind, absolute, p, f, held, room, lanes, turn):
+    """Newton's steps in float32, from the sums in float32, until the support repeats.
+
+    Takes and returns a `Search`; what it finds is the start of the exact one.
+    """
+    cone = kind == m.CAI or kind == m.HOYER
+    free = kind == m.SIMPLEX or kind == m.HOYER
+    least, tau, before, spare = float32(0), float32(f.anchor), float32(f.before), float32(f.spare)
+    if cone:
+        least = float32(p)
+    passes, going = f.passes, f.status == m.GO
+    while _anybody(going):
+        if absolute:
+            nu, s, q = _coarse_sums(held, True, tau)
+        else:
+            nu, s, q = _coarse_sums(held, False, tau)
+        nu, s, q = _sum_team(room, float32, lanes, turn, nu, s, q)
+        turn = 1 - turn
+        if going:
+            passes += 1
+            if nu == before:
+                going = False
+            elif nu > least:
+                tau = float32(tau + m.newton_offset(kind, float32(p), nu, s, q))
+                before = nu
+            else:
+                tau, before, spare = spare, float32(-1), float32(math.nan)
+            going = going and (tau > float32(0) or (free and tau == tau)) and passes < _MOST_PASSES
+    status = f.status
+    if status == m.GO and not (tau > float32(0) or free):
+        status = ODD
+    return Search(status, float64(tau), 0.0, float64(before), math.nan, passes, False), turn
+
+
+@function
 def _exact_sums(held, absolute, anchor, offset):
     """The same in float64."""
     nu, s, q = 0.0, 0.0, 0.0
@@ -220,11 +292,11 @@ def _exact_sums(held, absolute, anchor, offset):
 
 
 @function
-def _write(kind, absolute, st, l2, held, first, step, mine, flat):
+def _write(kind, absolute, st, l2, held, lane, step, mine, out):
     """Write this thread's part of the result; returns the number of nonzeros."""
     real = held.dtype.type
     zero = real(0)
-    at = np.uint64(first)
+    at = np.uint32(lane)
     nonzeros = int32(0)
     anchor = real(st.anchor + st.offset)
     offset = real((st.anchor - float64(anchor)) + st.offset)
@@ -239,59 +311,60 @@ def _write(kind, absolute, st, l2, held, first, step, mine, flat):
             result = d * factor if d > dust else zero
             result = math.copysign(result, value) if absolute and d > dust else result
         if k < mine:
-            flat[at] = result
+            out[at] = result
             nonzeros = int32(nonzeros + int32(result != zero))
-        at = np.uint64(at + np.uint64(step))
+        at = np.uint32(at + np.uint32(step))
     return nonzeros
 
 
-def _made(count):
-    """Make the kernel whose threads hold so many entries."""
+def _made(count, narrow):
+    """Make the kernel whose threads hold so many entries; narrow ones are float32."""
+    lowest = float(np.finfo(np.float32 if narrow else np.float64).min)
 
     def project_held(
-        kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows,
-        n, goal_n, bits, reported, todo,
+        kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows, n,
+        goal_n, lanes, bits, reported, todo,
     ):  # fmt: skip
         room = cuda.shared.array(0, float64)
-        told = cuda.shared.array(TOLD, float64)
         held = cuda.local.array(count, flat.dtype)
-        narrow = flat.itemsize == 4
-        t, lanes = cuda.threadIdx.x, 1 << bits  # of a team; no division, which takes long
+        real = flat.dtype.type
+        t = cuda.threadIdx.x  # a team has `lanes` threads, 2**bits: no division, which takes long
         lane, wide, teams = t & (lanes - 1), lanes > WARP, cuda.blockDim.x >> bits
+        mine = int32((n - lane + lanes - 1) >> bits)
+        pad = real(0) if absolute else real(lowest)
         for base in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
             r = base + (t >> bits)
             live = r < rows
             r = r if live else base
-            mine = int32((n - lane + lanes - 1) >> bits)
-            bad = _load(flat, r * n + lane, lanes, mine, held)
+            bad = _load(flat[r * n :], lane, lanes, mine, pad, held)
             p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
             usual = low <= p <= high
             if kind <= m.SIMPLEX:
                 usual = usual and p > 0.0
             else:
                 usual = usual and p > 1.0 and not (kind == m.HOYER and p >= n)
-            f, going, turn = _begin(kind, usual), usual, 0
+            f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
+            first = True
             while _anybody(going):
-                if not narrow:
+                if not narrow or f.exact:
                     nu, s, q = _exact_sums(held, absolute, f.anchor, f.offset)
                 elif absolute:
                     nu, s, q = _sums(held, True, f.anchor, f.offset)
                 else:
                     nu, s, q = _sums(held, False, f.anchor, f.offset)
-                nu, s, q = _sum_team(room, lanes, turn, nu, s + bad, q)
+                nu, s, q = _sum_team(room, float64, lanes, turn, nu, s + bad, q)
                 turn = 1 - turn
-                if going and (not wide or t < WARP):
-                    if kind == m.HOYER and l2 < 0.0 and f.passes == 0:
-                        l2 = math.sqrt(q)
+                if going:
+                    if first and absolute and kind == m.HOYER:
+                        nu = float64(n)  # not the pads
+                    if first and kind == m.HOYER and l2 < 0.0:
+                        l2 = math.sqrt(q) if nu == n else math.nan
                     f = _next(kind, p, l2, tol, n, narrow, f, nu, s, q)
-                if wide:
-                    if t == 0:
-                        told[0], told[1], told[2], told[3] = f.status, f.anchor, f.offset, l2
-                    cuda.syncthreads()
-                    f = Search(int(told[0]), told[1], told[2], f.before, f.spare, f.passes)
-                    l2 = told[3]
+                if narrow and first:
+                    f, turn = _coarse_search(kind, absolute, p, f, held, room, lanes, turn)
                 going = f.status == m.GO
+                first = False
             done = f.status != ODD
             s, q = m.sums_at(nu, s, q, f.offset)
             st = m.State(
@@ -299,14 +372,14 @@ def _made(count):
             )
             if live and done:
                 # goal_n is n: told so, the compiler would keep all places in registers.
-                first = r * goal_n + lane
-                nonzeros = float64(_write(kind, absolute, st, l2, held, first, lanes, mine, goal))
+                out = goal[r * goal_n :]
+                nonzeros = float64(_write(kind, absolute, st, l2, held, lane, lanes, mine, out))
             else:
                 nonzeros = 0.0
                 if live and lane == 0:
                     todo[1 + cuda.atomic.add(todo, 0, 1)] = r
             if reported:
-                nonzeros, _, _ = _sum_team(room, lanes, turn, nonzeros, 0.0, 0.0)
+                nonzeros, _, _ = _sum_team(room, float64, lanes, turn, nonzeros, 0.0, 0.0)
                 if live and done and lane == 0:
                     engine.report_state(st, kind, p, 0, nonzeros, info[r])
             if wide:
@@ -317,7 +390,7 @@ def _made(count):
     return kernel(project_held, _BOUNDS)
 
 
-KERNELS = {size: _made(count) for size, count in HELD.items()}
+KERNELS = {size: _made(count, size == 4) for size, count in HELD.items()}
 project_held_16, project_held_32 = KERNELS[8], KERNELS[4]
 
 

@@ -126,8 +126,9 @@ def project_rows(
 
 @kernel
 def project_long(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts
-):
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts,
+    kept,
+):  # fmt: skip
     """Project row r of x, by all blocks of a grid that runs at once."""
     grid = cuda.cg.this_grid()
     room = cuda.shared.array(0, float64)

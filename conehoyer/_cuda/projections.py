@@ -77,7 +77,7 @@ def run_rows(
             todo = home.zeros(count + 1, "int32")
             launch(
                 held.KERNELS[itemsize], home, min(-(-(count << bits) // width), _MOST_ROWS), width,
-                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, bits,
+                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, 1 << bits, bits,
                 reported, todo, shared=8 * held.ROOM,
             )  # fmt: skip
             blocks = min(count, _LEFT_BLOCKS)
@@ -87,10 +87,14 @@ def run_rows(
         )  # fmt: skip
         return
     parts = home.scratch((2, _MOST_BLOCKS, 3), "float64")
-    most = blocks_at_once(by_grid, home, threads, shared, *given, 0, parts)
+    none = z[:0]
+    most = blocks_at_once(by_grid, home, threads, shared, *given, 0, parts, none)
     blocks = max(min(most, _MOST_BLOCKS, -(-n // (16 * threads))), 1)
+    warps = blocks * threads // engine.WARP
+    each = n // (engine.BAND_SHARE * warps) + 8
+    kept = home.scratch((warps, each), z.dtype.name)
     for r in range(count):
-        launch(by_grid, home, blocks, threads, *given, r, parts, shared=shared)
+        launch(by_grid, home, blocks, threads, *given, r, parts, kept, shared=shared)
 
 
 def check(home, z, flags):

@@ -41,7 +41,8 @@ def transposed():
 
     def view(x, axes=None):
         axes = range(x.ndim)[::-1] if axes is None else axes
-        return home_of(x).view(x, [x.shape[k] for k in axes], [x.strides[k] for k in axes])
+        home = home_of(x)
+        return home.adopt(home.view(x, [x.shape[k] for k in axes], [x.strides[k] for k in axes]))
 
     return view
 

@@ -1,5 +1,7 @@
 """Arrays of PyTorch and CuPy, on a GPU only: the simulator has arrays of its own."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -22,11 +24,18 @@ CALLS = {
 }
 
 
+def load(name):
+    """Import a library, whatever it warns of, or skip."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name)
+
+
 class Torch:
     """PyTorch."""
 
     def __init__(self):
-        self.torch = pytest.importorskip("torch")
+        self.torch = load("torch")
         if not self.torch.cuda.is_available():
             pytest.skip("torch sees no GPU")
 
@@ -49,7 +58,7 @@ class CuPy:
     """CuPy."""
 
     def __init__(self):
-        self.cupy = pytest.importorskip("cupy")
+        self.cupy = load("cupy")
 
     def put(self, y):
         return self.cupy.asarray(y)

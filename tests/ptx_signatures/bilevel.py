@@ -30,7 +30,10 @@ def signatures(t):
     for labels in (flags, integers):
         yield (
             bilevel.treat,
-            (BOOL, BOOL, INT, INT, INT, labels, matrices, vector, flags, INT, INT, matrices),
+            (
+                BOOL, BOOL, INT, INT, INT, labels, array(t, 1), INT, INT, INT, vector, flags, INT,
+                INT, array(t, 1),
+            ),  # fmt: skip
         )
     yield bilevel.shrink, (BOOL, FLOAT, integers, vector, flags, rows, rows)
     yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)

@@ -10,7 +10,7 @@ FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
 # in float32; a constant that promotes it to float64 shows here.
 FLOAT64_OPERATIONS = {
     "project_held_32": 600,  # exact passes are written out entry by entry
-    "project_rows": 700, "project_long": 1000, "_gather": 0, "_scatter": 0}
+    "project_rows": 700, "project_long": 1100, "_gather": 0, "_scatter": 0}
 
 
 def array(kind, ndim, layout="C"):
@@ -27,11 +27,11 @@ def signatures(t):
         array(t, 2), array(t, 2), array(FLOAT, 2), flags,
     )  # fmt: skip
     yield held.KERNELS[t.bitwidth // 8], (
-        *engine_types[:9], array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT,
+        *engine_types[:9], array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT, INT,
         BOOL, array(types.int32, 1),
     )  # fmt: skip
     yield engine.project_rows, (*engine_types, BOOL, array(types.int32, 1))
-    yield engine.project_long, (*engine_types, INT, array(FLOAT, 3))
+    yield engine.project_long, (*engine_types, INT, array(FLOAT, 3), array(t, 2))
     yield engine.count_bad, (array(t, 2), flags)
     for ndim in (1, 2, 3):
         yield arrays._gather, (array(types.float16, ndim, "A"), array(t, 1))

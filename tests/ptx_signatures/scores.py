@@ -24,4 +24,4 @@ def signatures(t):
     yield levels.lower_levels, (*k, INT, table, vector, vector, vector, flags)
     given = (INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT, data, data, table, flags)
     yield iterative.project_rows, (*given, BOOL, array(types.int32, 1))
-    yield iterative.project_long, (*given, INT, array(FLOAT, 3))
+    yield iterative.project_long, (*given, INT, array(FLOAT, 3), array(t, 2))
