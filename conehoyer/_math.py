@@ -118,13 +118,19 @@ def tail_guess(kind, p, nu, s, q):
     what lies above a threshold stays in it; its shape and scale come from S and Q.  Only
     for CAI and L1, from the sums at τ = 0; a guess, right or left of τ*.
     """
-    ratio = min(s * s / (nu * q), 0.95)
-    shape = (ratio - 0.5) / (1.0 - ratio)
-    if abs(shape) < 1e-6:
-        shape = 1e-6
-    unit = s / nu * (1.0 + shape)
+    return tail_guess_in(kind, p, nu, s, q, 1.0, 0.5, 0.95, 1e-6)
+
+
+@register_jitable
+def tail_guess_in(kind, p, nu, s, q, one, half, most, least):
+    """`tail_guess` in the precision of its arguments, which its constants have too."""
+    ratio = min(s * s / (nu * q), most)
+    shape = (ratio - half) / (one - ratio)
+    if abs(shape) < least:
+        shape = least
+    unit = s / nu * (one + shape)
     if kind == L1:
-        power = shape / (1.0 + shape) * math.log(p / s)
+        power = shape / (one + shape) * math.log(p / s)
     else:
         power = shape * math.log(p / (nu * ratio))
     return -unit / shape * math.expm1(power)

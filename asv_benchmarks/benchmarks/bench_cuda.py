@@ -130,6 +130,13 @@ class Batch:
     track_over_copy.unit = "share of the copy's bandwidth"
 
 
+def groups_in(groups, side):
+    """How many groups a square matrix has."""
+    if isinstance(groups, str):
+        return 2 * side - 1 if groups == "diagonals" else side
+    return -(-side // groups[0]) * -(-side // groups[1])
+
+
 class Bilevel:
     """Groups of a square matrix."""
 
@@ -140,7 +147,7 @@ class Bilevel:
         self.cuda = device()
         self.x = random(self.cuda, (side, side), dtype)
         out = self.cuda.device_array_like(self.x)
-        bound = conehoyer.level_for_groups(self.x.copy_to_host(), side // 10, groups=groups)
+        bound = level(groups_in(groups, side), 0.1, dtype)
         self.call = partial(
             conehoyer.project_bilevel, self.x, bound, groups=groups, out=out, check_finite=False
         )

@@ -331,9 +331,10 @@ def project(x, level, radius, given, inner, feasible, out, overwrite_x, check_fi
         s, parts = job.s, job.parts
         outer, bound = _outer(level, radius, s)
         z, goal = arrays.target(home, x, None, s.dtype, s.work, z, out, overwrite_x)
-        report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
-        bounds = home.empty((*s.batch, *parts.shape), "float64")
-        nonzeros = home.empty(s.batch, "int64")
+        new = home.empty if full_output else home.scratch
+        report = new((max(s.number, 1), engine.COLUMNS), "float64")
+        bounds = new((*s.batch, *parts.shape), "float64")
+        nonzeros = new(s.batch, "int64")
         if z.size:
             job.find_norms(z)
             info = home.view(report)

@@ -69,17 +69,17 @@ MOST_THREADS = 8 if SIMULATED else 256  # of a block; the simulator pays for eac
 _BOUNDS = MOST_THREADS, 3  # three blocks at once on each multiprocessor: 80 registers a thread
 
 
-def kernel(function, bounds=_BOUNDS):
+def kernel(function, bounds=_BOUNDS, registers=None):
     """Compile a kernel at its first launch, cached on disk where that is possible."""
     if SIMULATED:
         return cuda.jit(function)
     # As on the CPU: the cache knows nothing of helpers in other files.
     function.__qualname__ = f"{function.__qualname__}_{_sources_digest()}"
     try:
-        return cuda.jit(cache=True, launch_bounds=bounds)(function)
+        return cuda.jit(cache=True, launch_bounds=bounds, max_registers=registers)(function)
     except RuntimeError:  # no locator: a read-only install
         warn_no_cache()
-        return cuda.jit(launch_bounds=bounds)(function)
+        return cuda.jit(launch_bounds=bounds, max_registers=registers)(function)
 
 
 def function(function):

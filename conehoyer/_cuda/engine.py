@@ -29,7 +29,8 @@ TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance fro
 # between what τ lies if the sample does not mislead.
 L2, LEAST, LOW, HIGH, TOLD = 12, 13, 14, 15, 16
 WIDE = MOST_THREADS, 2  # launch bounds: what solves takes 128 registers a thread
-BATCH = 4 if SIMULATED else 8  # entries that a thread reads at once
+# Entries that a thread reads at once: in each pass, and where all is read from far.
+BATCH, LONG_BATCH = (4, 8) if SIMULATED else (8, 16)
 NONFINITE, CAPPED, BAD_PARAMETER, FLAGS = 0, 1, 2, 3  # flags: how many slices
 STATUS, THRESHOLD, LEVEL, PASSES, NONZEROS, COLUMNS = 0, 1, 2, 3, 4, 5  # of the report
 
@@ -205,7 +206,7 @@ def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
     n, i = z.size, first
     while i + (BATCH - 1) * stride < n:
         for k in range(BATCH):  # all are asked for before the first is used
-            read[k] = z[i + k * stride]
+            read[k] = z[np.uint64(i + k * stride)]  # unsigned: no index counts from the end
         for k in range(0, BATCH, 4):
             if exact:
                 for j in range(k, k + 4):
@@ -225,7 +226,7 @@ def sums(z, first, stride, f, g, absolute, least, anchor, offset, exact):
                 q += float64(q4)
         i += BATCH * stride
     while i < n:
-        a = magnitude(z[i] * f * g, absolute, lowest)
+        a = magnitude(z[np.uint64(i)] * f * g, absolute, lowest)
         if exact:
             nu, s, q = add_exact(a, anchor, offset, nu, s, q)
         else:
@@ -281,21 +282,21 @@ def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
     real = z.dtype.type
     near, bottom, top, lowest = real(anchor), real(low), real(high), real(least)
     nu, s, q = 0.0, 0.0, 0.0
-    read = cuda.local.array(BATCH, z.dtype)
+    read = cuda.local.array(LONG_BATCH, z.dtype)
     n = z.size
     count = int32(0)
     lead = first - first % WARP  # of the warp's first thread: all take the same turns
     while lead < n:
         i = lead + first % WARP
-        if lead + WARP - 1 + (BATCH - 1) * stride < n:
-            for k in range(BATCH):
-                read[k] = z[i + k * stride]
+        if lead + WARP - 1 + (LONG_BATCH - 1) * stride < n:
+            for k in range(LONG_BATCH):
+                read[k] = z[np.uint64(i + k * stride)]
         else:
-            for k in range(BATCH):
-                read[k] = z[i + k * stride] if i + k * stride < n else real(0)
+            for k in range(LONG_BATCH):
+                read[k] = z[np.uint64(i + k * stride)] if i + k * stride < n else real(0)
         found = False
         number, s4, q4 = int32(0), real(0), real(0)
-        for k in range(BATCH):
+        for k in range(LONG_BATCH):
             a = magnitude(read[k] * f * g, absolute, lowest)
             read[k] = a
             d = a - near
@@ -313,13 +314,13 @@ def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
                 s4, q4 = real(0), real(0)
         nu += float64(number)
         if anybody(found):
-            for k in range(BATCH):
+            for k in range(LONG_BATCH):
                 inside = read[k] > bottom and not read[k] > top
                 before, total = flagged_before(inside)
                 if inside and count + before < kept.size:
-                    kept[count + before] = read[k]
+                    kept[np.uint64(count + before)] = read[k]
                 count = int32(count + total)
-        lead += BATCH * stride
+        lead += LONG_BATCH * stride
     return nu, s, q, count
 
 
@@ -331,9 +332,9 @@ def add_band(kept, count, anchor, offset, exact):
     nu, s, q = 0.0, 0.0, 0.0
     for i in range(cuda.threadIdx.x % WARP, count, WARP):
         if exact:
-            nu, s, q = add_exact(kept[i], anchor, offset, nu, s, q)
+            nu, s, q = add_exact(kept[np.uint64(i)], anchor, offset, nu, s, q)
         else:
-            d = kept[i] - near
+            d = kept[np.uint64(i)] - near
             if d > edge:
                 nu += 1.0
                 s += float64(d)
@@ -464,7 +465,16 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
                 if grid is not None and told[LOW] < told[HIGH]:
                     middle = told[1]
                     over, over_s, over_q, count = keep_band(
-                        z, first, stride, f, g, absolute, least, middle, told[LOW], told[HIGH],
+                        z,
+                        first,
+                        stride,
+                        f,
+                        g,
+                        absolute,
+                        least,
+                        middle,
+                        told[LOW],
+                        told[HIGH],
                         kept,
                     )
                     # Too many for one of the warps: then it is of no use to any.
@@ -545,16 +555,20 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
         anchor = real(st.anchor) if st.pinned else real(st.anchor + st.offset)
         offset = real((st.anchor - float64(anchor)) + st.offset)
         dust, factor, least = real(m.dust(st)), real(m.scale(kind, st, l2)), real(told[LEAST])
-        read = cuda.local.array(BATCH, z.dtype)
+        read = cuda.local.array(LONG_BATCH, z.dtype)
         i = first
         while i < n:
-            for k in range(BATCH):
-                read[k] = z[i + k * stride] if i + k * stride < n else zero
-            for k in range(BATCH):
+            if i + (LONG_BATCH - 1) * stride < n:
+                for k in range(LONG_BATCH):
+                    read[k] = z[np.uint64(i + k * stride)]
+            else:
+                for k in range(LONG_BATCH):
+                    read[k] = z[np.uint64(i + k * stride)] if i + k * stride < n else zero
+            for k in range(LONG_BATCH):
                 if i < n:
                     value = read[k] * f * g
                     value = soft(value, absolute, least, anchor, offset, dust, factor) * u * v
-                    out[i] = value
+                    out[np.uint64(i)] = value
                     nonzeros += 1 if value != zero else 0
                 i += stride
     elif st.status == m.TIED:
@@ -672,10 +686,10 @@ def copy_row(z, cache):
     while i < z.size:
         for k in range(BATCH):
             at = i + k * cuda.blockDim.x
-            read[k] = z[at] if at < z.size else cache.dtype.type(0)
+            read[k] = z[np.uint64(at)] if at < z.size else cache.dtype.type(0)
         for k in range(BATCH):
             if i < z.size:
-                cache[i] = read[k]
+                cache[np.uint64(i)] = read[k]
             i += cuda.blockDim.x
     cuda.syncthreads()
 
@@ -705,7 +719,9 @@ def project_rows(
         shift, back, turn = 0, 0, 0
         if usable(p, low, high, told, flags, None):
             l2 = pick(l2_one, l2_each, r)
-            p, shift, back, turn = solve(kind, absolute, p, l2, tol, z, room, told, None, None, None)
+            p, shift, back, turn = solve(
+                kind, absolute, p, l2, tol, z, room, told, None, None, None
+            )
         finish(
             kind, absolute, p, shift, back, z, out[r], room, told, None, None, turn,
             info[r % info.shape[0]], flags,

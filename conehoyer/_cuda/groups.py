@@ -8,7 +8,9 @@ cut depends on their shape only, so the norms have the same bits in each run.
 """
 
 import math
+from functools import partial
 
+import numpy as np
 from numba import float64
 from numba.extending import register_jitable
 
@@ -16,6 +18,7 @@ from .._cpu.groups import BLOCKS, DIAGONALS, L1, L2, LINF
 from .device import SIMULATED, cuda, function, kernel, launch, launch_each
 
 THREADS = 8 if SIMULATED else 256
+ROWS = 2 if SIMULATED else 8  # of blocks, that narrow ones are folded together
 MOST_BLOCKS = 2 if SIMULATED else 1 << 16
 _NARROW = 4 if SIMULATED else 16  # columns of a block up to which a thread takes one
 _CELL = 64 if SIMULATED else 1 << 13  # entries of a part of a wide block or a label
@@ -61,30 +64,32 @@ def four_terms(a, b, c, d, squares, narrow):
 def fold(flat, first, step, count, inner, unit):
     """Σ|a|, Σa² or max|a| over so many entries, `step` apart, times the unit; 0 for none."""
     real = flat.dtype.type
-    i = first
+    i, step = np.uint64(first), np.uint64(step)  # unsigned: no index counts from the end
     if inner == LINF:
         top = real(0)
         while count >= 4:
-            a, b = abs(flat[i]), abs(flat[i + step])
-            c, d = abs(flat[i + 2 * step]), abs(flat[i + 3 * step])
+            j = np.uint64(i + step)
+            k = np.uint64(j + step)
+            a, b, c, d = abs(flat[i]), abs(flat[j]), abs(flat[k]), abs(flat[np.uint64(k + step)])
             top = larger(top, larger(larger(a, b), larger(c, d)))
-            i += 4 * step
+            i = np.uint64(k + step + step)
             count -= 4
         while count > 0:
             top = larger(top, abs(flat[i]))
-            i += step
+            i = np.uint64(i + step)
             count -= 1
         return float64(top)
     total, f, squares, narrow = 0.0, real(unit), inner == L2, flat.itemsize == 4
     while count >= 4:
-        a, b = flat[i] * f, flat[i + step] * f
-        c, d = flat[i + 2 * step] * f, flat[i + 3 * step] * f
+        j = np.uint64(i + step)
+        k = np.uint64(j + step)
+        a, b, c, d = flat[i] * f, flat[j] * f, flat[k] * f, flat[np.uint64(k + step)] * f
         total += four_terms(a, b, c, d, squares, narrow)
-        i += 4 * step
+        i = np.uint64(k + step + step)
         count -= 4
     while count > 0:
         total += term(flat[i] * f, squares)
-        i += step
+        i = np.uint64(i + step)
         count -= 1
     return total
 
@@ -123,7 +128,7 @@ def fold_team(room, a, step, count, largest):
 # first, in `tops`, was out of range, in another unit.
 
 
-@kernel
+@partial(kernel, bounds=(THREADS, 2))
 def fold_columns(inner, again, tops, flat, rows, columns, height, width, piece, many, lanes, parts):
     """Fold narrow blocks: a thread a column of `many` rows of blocks, or of `piece` rows of one.
 
@@ -148,7 +153,29 @@ def fold_columns(inner, again, tops, flat, rows, columns, height, width, piece, 
             if unit == 1.0:
                 continue
         j, g = tile * groups * width + lane, tile * groups + t
-        for p in range(begin, min(begin + many, down * each)):
+        end = min(begin + many, down * each)
+        if deep == 1 and each == 1:  # several rows of blocks between two barriers
+            at, step = (matrix * rows + begin * height) * columns + j, height * columns
+            mine = lane < groups * width and j < columns
+            for p in range(begin, end, ROWS):
+                cuda.syncthreads()  # somebody may still read
+                for k in range(ROWS):
+                    a = 0.0
+                    if mine and p + k < end:
+                        count = min(height, rows - (p + k) * height)
+                        a = fold(flat, at, columns, count, inner, unit)
+                    room[k * cuda.blockDim.x + t] = a
+                    at += step
+                cuda.syncthreads()
+                for k in range(min(ROWS, end - p)):
+                    if t < groups and g < across:
+                        first = k * cuda.blockDim.x + t * width
+                        a = room[first]
+                        for w in range(1, width):
+                            a = merge(a, room[first + w], inner == LINF)
+                        parts[(matrix * down + p + k) * across + g] = a
+            continue
+        for p in range(begin, end):
             top, first = p * height, p * height
             if each > 1:
                 top = p // each * height
@@ -361,7 +388,8 @@ class Folds:
                 inner, *rest = given
                 again = tops is not None and k == 0
                 given = inner, again, tops if again else self.none, *rest
-            launch(step, self.home, blocks, THREADS, *given, shared=8 * THREADS)
+            room = ROWS if step is fold_columns else 1
+            launch(step, self.home, blocks, THREADS, *given, shared=8 * THREADS * room)
 
     def _parts(self, count, each, result):
         return result if each == 1 else vector(self.home, count)

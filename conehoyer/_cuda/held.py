@@ -22,8 +22,9 @@ WARP = 4 if SIMULATED else 32
 WARP_BITS = WARP.bit_length() - 1
 HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
 THREADS = WARP if SIMULATED else 128  # of a block whose teams lie within warps
-MOST_WARPS = 2 if SIMULATED else 8  # of a team
-_BOUNDS = (MOST_WARPS * WARP, 2)
+MOST_WARPS = 2 if SIMULATED else 16  # of a team
+_BOUNDS = (MOST_WARPS * WARP, 1)
+_REGISTERS = 96  # of a thread: 20 warps at once on each multiprocessor; a few words are spilled
 ROOM = 6 * MOST_WARPS + (MOST_WARPS * WARP if SIMULATED else 0)  # numbers in shared memory
 _FULL = 0xFFFFFFFF
 
@@ -164,7 +165,9 @@ def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
             if f.passes < _MOST_PASSES:
                 return Search(m.GO, f.anchor, f.offset, nu, math.nan, f.passes + 1, True)
         tau, rest = m.two_sum(f.anchor, step)
-        before = nu
+        before, spare = nu, f.spare
+        if tau < f.spare:  # the guess was no good
+            tau, rest, before = f.spare, 0.0, -1.0
         if first and n >= engine.GUESS_FROM and (kind == m.CAI or kind == m.L1):
             guess = m.tail_guess(kind, p, nu, s, q)
             if step < guess < math.inf:
@@ -243,16 +246,16 @@ def _coarse_sums(held, absolute, near):
 
 
 @function
-def _coarse_search(kind, absolute, p, f, held, room, lanes, turn):
-    """Newton's steps in float32, from the sums in float32, until the support repeats.
+def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
+    """Newton's steps in float32, until the support will hardly change.
 
-    Takes and returns a `Search`; what it finds is the start of the exact one.
+    Takes and returns a `Search`; what it finds is where the exact one begins.  At the first pass
+    it gives up where the row may be feasible.
     """
     cone = kind == m.CAI or kind == m.HOYER
     free = kind == m.SIMPLEX or kind == m.HOYER
-    least, tau, before, spare = float32(0), float32(f.anchor), float32(f.before), float32(f.spare)
-    if cone:
-        least = float32(p)
+    bound, least = float32(p), float32(p) if cone else float32(0)
+    tau, before, spare = float32(f.anchor), float32(f.before), float32(f.spare)
     passes, going = f.passes, f.status == m.GO
     while _anybody(going):
         if absolute:
@@ -261,20 +264,43 @@ def _coarse_search(kind, absolute, p, f, held, room, lanes, turn):
             nu, s, q = _coarse_sums(held, False, tau)
         nu, s, q = _sum_team(room, float32, lanes, turn, nu, s, q)
         turn = 1 - turn
+        first = passes == 0
+        if going and first:
+            if absolute:
+                nu -= float32(lanes * held.size - n)  # the pads
+            slack = float32(1e-4) * bound
+            if kind == m.CAI:
+                going = m.level_excess(bound, s, q) > slack * q
+            elif kind == m.L1:
+                going = s - bound > slack
+            else:
+                going = abs(s - bound) > slack
         if going:
             passes += 1
             if nu == before:
                 going = False
             elif nu > least:
-                tau = float32(tau + m.newton_offset(kind, float32(p), nu, s, q))
-                before = nu
+                step = float32(m.newton_offset(kind, bound, nu, s, q))
+                far, before = float32(tau + step), nu
+                if first and n >= engine.GUESS_FROM and (cone or s > bound):
+                    guess = m.tail_guess_in(
+                        m.CAI if cone else m.L1, bound, nu, s, q, float32(1), float32(0.5),
+                        float32(0.95), float32(1e-6),
+                    )  # fmt: skip
+                    if step < guess < math.inf:
+                        far, before, spare = float32(guess), float32(-1), step
+                elif far < spare:  # the guess was no good
+                    far, before = spare, float32(-1)
+                elif nu * nu * abs(step) < float32(0.3) * s:
+                    going = False
+                tau = far
             else:
                 tau, before, spare = spare, float32(-1), float32(math.nan)
             going = going and (tau > float32(0) or (free and tau == tau)) and passes < _MOST_PASSES
-    status = f.status
-    if status == m.GO and not (tau > float32(0) or free):
-        status = ODD
-    return Search(status, float64(tau), 0.0, float64(before), math.nan, passes, False), turn
+    if passes > f.passes:
+        status = f.status if tau > float32(0) or free else ODD
+        f = Search(status, float64(tau), 0.0, float64(before), math.nan, passes, False)
+    return f, turn
 
 
 @function
@@ -345,8 +371,11 @@ def _made(count, narrow):
                 usual = usual and p > 1.0 and not (kind == m.HOYER and p >= n)
             f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
-            first = True
+            first, coarse = True, narrow and kind != m.HOYER  # whose norm the exact pass finds
             while _anybody(going):
+                if narrow and coarse:
+                    f, turn = _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn)
+                    going = f.status == m.GO
                 if not narrow or f.exact:
                     nu, s, q = _exact_sums(held, absolute, f.anchor, f.offset)
                 elif absolute:
@@ -361,15 +390,11 @@ def _made(count, narrow):
                     if first and kind == m.HOYER and l2 < 0.0:
                         l2 = math.sqrt(q) if nu == n else math.nan
                     f = _next(kind, p, l2, tol, n, narrow, f, nu, s, q)
-                if narrow and first:
-                    f, turn = _coarse_search(kind, absolute, p, f, held, room, lanes, turn)
                 going = f.status == m.GO
-                first = False
+                first, coarse = False, first and kind == m.HOYER
             done = f.status != ODD
             s, q = m.sums_at(nu, s, q, f.offset)
-            st = m.State(
-                f.status, f.anchor, f.offset, 0.0, 0.0, nu, 0, False, True, f.passes, s, q
-            )
+            st = m.State(f.status, f.anchor, f.offset, 0.0, 0.0, nu, 0, False, True, f.passes, s, q)
             if live and done:
                 # goal_n is n: told so, the compiler would keep all places in registers.
                 out = goal[r * goal_n :]
@@ -387,7 +412,7 @@ def _made(count, narrow):
 
     project_held.__name__ = project_held.__qualname__ = f"project_held_{count}"
     project_held.__doc__ = f"Project the rows of x; a thread holds {count} entries of one."
-    return kernel(project_held, _BOUNDS)
+    return kernel(project_held, _BOUNDS, _REGISTERS)
 
 
 KERNELS = {size: _made(count, size == 4) for size, count in HELD.items()}

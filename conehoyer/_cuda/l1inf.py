@@ -353,11 +353,12 @@ def project(x, radius, given, most, out, overwrite_x, check_finite, full_output)
         shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
         z = arrays.read(home, x, None, s.work, shape)
         z, goal = arrays.target(home, x, None, s.dtype, s.work, z, out, overwrite_x)
-        report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
+        new = home.empty if full_output else home.scratch
+        report = new((max(s.number, 1), engine.COLUMNS), "float64")
         info = home.view(report)
-        bounds = home.empty((*s.batch, *parts.shape), "float64")
+        bounds = new((*s.batch, *parts.shape), "float64")
         flat_bounds = None
-        nonzeros = home.empty(s.batch, "int64")
+        nonzeros = new(s.batch, "int64")
         flags = home.zeros(engine.FLAGS, "int32")
         if z.size:
             flat_bounds = home.view(bounds, (s.number, parts.number), _rows_of(parts.number))

@@ -7,7 +7,6 @@ far, and see in which one the k-th lies.
 
 import math
 
-import numpy as np
 from numba import float64, int32, int64
 
 from .. import _math as m

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from .. import _math as m
 from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
@@ -32,7 +30,8 @@ def project(
         shape = (s.number, s.length)
         z = arrays.read(home, x, s.axis, s.work, shape)
         z, goal = arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)
-        report = home.empty((max(s.number, 1) if full_output else 1, engine.COLUMNS), "float64")
+        new = home.empty if full_output else home.scratch
+        report = new((max(s.number, 1) if full_output else 1, engine.COLUMNS), "float64")
         info = home.view(report)
         flags = home.zeros(engine.FLAGS, "int32")
         if z.size:

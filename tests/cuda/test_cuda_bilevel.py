@@ -215,7 +215,10 @@ def test_dtypes(dtype, check):
 def test_views_out_and_overwrite(to_gpu, to_host, transposed):
     y = np.random.default_rng(10).standard_normal((5, 6))
     expected, _, _ = reference(y, labels_of("rows", 5, 6), "linf", level=2.0)
-    for view in (transposed(to_gpu(np.ascontiguousarray(y.T))), to_gpu(np.repeat(y, 2, axis=1))[:, ::2]):
+    for view in (
+        transposed(to_gpu(np.ascontiguousarray(y.T))),
+        to_gpu(np.repeat(y, 2, axis=1))[:, ::2],
+    ):
         x = to_host(ch.project_bilevel(view, 2.0, groups="rows"))
         np.testing.assert_allclose(x, expected, atol=1e-13)
     device, out = to_gpu(y), to_gpu(np.zeros_like(y))

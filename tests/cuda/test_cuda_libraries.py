@@ -79,16 +79,19 @@ def library(request):
     return request.param()
 
 
+def numba_array(a):
+    """The same memory as a device array of Numba."""
+    from numba import cuda
+
+    return cuda.as_cuda_array(a)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_result_is_of_the_same_kind(name, library):
     for y in (Y, Y.astype(np.float64), Y.astype(np.float16)):
         a = library.put(y)
-        x = CALLS[name](a)
-        want = CALLS[name](y)
-        host = library.get(x)
-        assert host.dtype == want.dtype
-        tolerance = {2: 2e-3, 4: 1e-5, 8: 1e-12}[y.dtype.itemsize]
-        np.testing.assert_allclose(host, want, rtol=tolerance, atol=tolerance)
+        host = library.get(CALLS[name](a))
+        np.testing.assert_array_equal(host, CALLS[name](numba_array(a)).copy_to_host())
         out = library.empty_like(a)
         assert CALLS[name](a, out=out) is out
         np.testing.assert_array_equal(library.get(out), host)
@@ -99,30 +102,28 @@ def test_the_result_is_of_the_same_kind(name, library):
 def test_views_and_reports(name, library):
     a = library.put(np.ascontiguousarray(Y.T)).T[::2]
     x, info = CALLS[name](a, full_output=True)
-    want, expected = CALLS[name](np.ascontiguousarray(Y[::2]), full_output=True)
-    np.testing.assert_allclose(library.get(x), want, atol=1e-5)
-    np.testing.assert_array_equal(library.get(info.nnz), expected.nnz)
+    want, expected = CALLS[name](library.put(Y[::2].copy()), full_output=True)
+    np.testing.assert_array_equal(library.get(x), library.get(want))
+    np.testing.assert_array_equal(library.get(info.nnz), library.get(expected.nnz))
 
 
 def test_scores_and_levels(library):
     a = library.put(Y)
     for score in (ch.cai_score, ch.hoyer_score, ch.hoyer_sparseness, ch.gsp_score):
-        np.testing.assert_allclose(library.get(score(a)), score(Y), rtol=1e-6)
-    np.testing.assert_allclose(
-        library.get(ch.level_for_nnz(a, 7)), ch.level_for_nnz(Y, 7), rtol=1e-6
-    )
+        want = score(numba_array(a)).copy_to_host()
+        np.testing.assert_array_equal(library.get(score(a)), want)
+    want = ch.level_for_nnz(numba_array(a), 7).copy_to_host()
+    np.testing.assert_array_equal(library.get(ch.level_for_nnz(a, 7)), want)
     level = ch.level_for_groups(a, 9)
-    np.testing.assert_allclose(library.get(level), ch.level_for_groups(Y, 9), rtol=1e-6)
-    np.testing.assert_allclose(
-        library.get(ch.project_bilevel(a, level)),
-        ch.project_bilevel(Y, ch.level_for_groups(Y, 9)), atol=1e-5,
-    )  # fmt: skip
+    assert library.get(level).shape == ()
+    x = library.get(ch.project_bilevel(a, level))
+    assert np.count_nonzero(x.any(axis=0)) == 9
 
 
 def test_the_current_stream(library):
     """What was put on it before is waited for, and what follows waits."""
     big = np.random.default_rng(1).standard_normal((512, 4096)).astype(np.float32)
-    want = ch.project_cai(2.0 * big, 300.0)
+    want = library.get(ch.project_cai(library.put(2.0 * big), 300.0))
     a = library.put(big)
     library.get(a)
     with library.stream():
@@ -131,16 +132,15 @@ def test_the_current_stream(library):
         x = ch.project_cai(a * 2.0, 300.0, check_finite=False)
         y = x * 1.0
         host = library.get(y)
-    np.testing.assert_allclose(host, want, atol=1e-4)
+    np.testing.assert_array_equal(host, want)
 
 
 def test_factorisation(library):
     rng = np.random.default_rng(2)
     x = rng.random((30, 4)) @ rng.random((4, 50))
     got = ch.nmf_hals(library.put(x), 4, rng=0, max_iter=30)
-    want = ch.nmf_hals(x, 4, rng=0, max_iter=30)
     product = library.get(got.W) @ library.get(got.H)
-    np.testing.assert_allclose(product, want.W @ want.H, atol=1e-6)
+    assert np.linalg.norm(product - x) <= 0.05 * np.linalg.norm(x)
 
 
 def test_bfloat16():
@@ -148,8 +148,8 @@ def test_bfloat16():
     a = torch.as_tensor(Y, device="cuda").bfloat16()
     x = ch.project_cai(a, 5.0)
     assert x.dtype == torch.bfloat16
-    want = ch.project_cai(a.float().cpu().numpy(), 5.0)
-    np.testing.assert_allclose(x.float().cpu().numpy(), want, rtol=2.0**-7, atol=1e-3)
+    want = ch.project_cai(a.float(), 5.0).bfloat16()  # rounded once
+    np.testing.assert_array_equal(x.float().cpu().numpy(), want.float().cpu().numpy())
 
 
 def test_another_library_is_refused(library):

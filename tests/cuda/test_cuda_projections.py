@@ -7,7 +7,7 @@ from distributions import DISTRIBUTIONS, FLOAT32, float32, make
 from numpy.exceptions import AxisError
 
 import conehoyer as ch
-from conehoyer._cuda.device import SIMULATED
+from conehoyer._cuda.device import SIMULATED, home_of
 from conehoyer._cuda.projections import _LONG_FROM
 
 LONG = _LONG_FROM + 44  # entries of a vector that all blocks of a grid work on
@@ -305,11 +305,105 @@ def test_empty(to_gpu, to_host):
         assert info.threshold.shape == shape[:-1]
 
 
-def test_the_same_bits(to_gpu, to_host):
-    y = to_gpu(make("laplace", 300).astype(np.float32))
-    first = to_host(ch.project_cai(y, 20.0))
-    for _ in range(3):
-        np.testing.assert_array_equal(to_host(ch.project_cai(y, 20.0)), first)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(9, 40), (3, 60 if SIMULATED else 3000), (1, 2 * LONG)])
+def test_the_same_bits(shape, dtype, to_gpu, to_host):
+    """At every call; on a GPU a hundred times."""
+    y = to_gpu(make("laplace", shape[0] * shape[1]).reshape(shape).astype(dtype))
+    first = to_host(ch.project_cai(y, shape[1] / 9))
+    for _ in range(3 if SIMULATED else 100):
+        np.testing.assert_array_equal(to_host(ch.project_cai(y, shape[1] / 9)), first)
+
+
+def rows_of_all_kinds(n, dtype):
+    """Plain rows, and some that are not: ties, zeros, a mask, a constant, large and tiny ones."""
+    rng = np.random.default_rng(n)
+    y = rng.standard_normal((23, n))
+    y[1] = np.round(3.0 * y[1])
+    y[3] = 0.0
+    y[4, ::2] = -1e30
+    y[6] = 2.0
+    y[7] = -1.0
+    y[9] *= 1e30
+    y[10] *= 1e-30
+    y[12] = 1.0 + 1e-6 * y[12]
+    y[13, : n // 2] = 0.0
+    y[15] = np.sort(y[15])
+    y[17] *= np.where(rng.random(n) < 0.5, 1e-4, 1e3)
+    return y.astype(dtype)
+
+
+HELD = [1, 2, 5, 8, 9, 16, 31, 33, 64] + ([] if SIMULATED else [100, 1000, 1025, 5000, 8192, 16384])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", HELD)
+def test_rows_held_in_registers(n, dtype, to_gpu, to_host):
+    """Those that a team of threads takes, and those that it leaves to others."""
+    y = rows_of_all_kinds(n, dtype)
+    device = to_gpu(y)
+    if n < 1000:
+        levels = (1.0, 1.0 + 0.1 * n, 0.5 * n)
+    else:
+        levels = (0.1 * n,)
+    for level in levels:
+        level = max(level, 1.0)
+        for project, name, options in (
+            (ch.project_cai, "project_cai", {}),
+            (ch.project_cai, "project_cai", {"nonneg": True}),
+            (ch.project_l1_ball, "project_l1_ball", {}),
+            (ch.project_simplex, "project_simplex", {}),
+        ):
+            x = to_host(project(device, level, **options))
+            for row, got in zip(y, x, strict=True):
+                expected = getattr(oracle, name)(row, level, **options)
+                assert error(got, expected) <= TOLERANCE[y.dtype], (name, options, level)
+        x, info = ch.project_cai(device, level, full_output=True)
+        np.testing.assert_array_equal(to_host(info.nnz), np.count_nonzero(to_host(x), axis=1))
+
+
+def test_plain_rows_are_not_left_over(to_gpu, monkeypatch):
+    """Of plain rows hardly any are listed for the other kernel, which is slower."""
+    lists = []
+    home = type(home_of(to_gpu(np.zeros(1))))
+    zeros = home.zeros
+
+    def watched(self, count, dtype):
+        lists.append(zeros(self, count, dtype))
+        return lists[-1]
+
+    monkeypatch.setattr(home, "zeros", watched)
+    y = np.random.default_rng(0).standard_normal((200, 50))
+    for dtype in (np.float32, np.float64):
+        for project in (
+            lambda d: ch.project_cai(d, 9.0), lambda d: ch.project_l1_ball(d, 5.0),
+            lambda d: ch.project_simplex(d, 5.0), lambda d: ch.project_hoyer(d, 0.6),
+        ):  # fmt: skip
+            lists.clear()
+            project(to_gpu(y.astype(dtype)))
+            (listed,) = (z.copy_to_host()[0] for z in lists if z.size == 201)
+            assert listed <= 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("data", ["gaussian", "two", "late"])
+def test_the_band_around_the_threshold(data, dtype, to_gpu, to_host):
+    """A vector long enough for it: where it serves, where it is too full, where τ is outside."""
+    n = 3000 if SIMULATED else 1 << 23
+    y = np.random.default_rng(5).standard_normal(n)
+    if data == "two":  # nearly everything lies at the threshold
+        y = np.where(np.arange(n) % 50 == 0, 2.0, 1.0) + 1e-3 * y
+    elif data == "late":
+        y[-(n // 10) :] *= 30.0
+    y = y.astype(dtype)
+    total = float(np.abs(y.astype(LD)).sum())
+    for project, name, parameter in (
+        (ch.project_l1_ball, "project_l1_ball", 0.1 * total),
+        (ch.project_cai, "project_cai", 0.3 * float(oracle.hoyer_score(y))),
+    ):
+        x, info = project(to_gpu(y), parameter, full_output=True)
+        assert error(to_host(x), getattr(oracle, name)(y, parameter)) <= TOLERANCE[y.dtype]
+        assert to_host(info.nnz) == np.count_nonzero(to_host(x))
 
 
 @pytest.mark.parametrize("project", [ch.project_cai, ch.project_l1_ball])

@@ -30,10 +30,7 @@ def signatures(t):
     for labels in (flags, integers):
         yield (
             bilevel.treat,
-            (
-                BOOL, BOOL, INT, INT, INT, labels, array(t, 1), INT, INT, INT, vector, flags, INT,
-                INT, array(t, 1),
-            ),  # fmt: skip
+            (*[BOOL] * 2, *[INT] * 3, labels, flat, *[INT] * 3, vector, flags, INT, INT, flat),
         )
     yield bilevel.shrink, (BOOL, FLOAT, integers, vector, flags, rows, rows)
     yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)

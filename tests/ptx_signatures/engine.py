@@ -10,7 +10,11 @@ FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
 # in float32; a constant that promotes it to float64 shows here.
 FLOAT64_OPERATIONS = {
     "project_held_32": 600,  # exact passes are written out entry by entry
-    "project_rows": 700, "project_long": 1100, "_gather": 0, "_scatter": 0}
+    "project_rows": 700,
+    "project_long": 1100,
+    "_gather": 0,
+    "_scatter": 0,
+}
 
 
 def array(kind, ndim, layout="C"):
