@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import importlib.util
 import math
+import operator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,6 +149,9 @@ class View:
         return View(self.pointer, self.shape, None, np.dtype(dtype), self.owner)
 
     def __getitem__(self, part):
+        if not isinstance(part, slice):
+            at = self.pointer + operator.index(part) * self.strides[0]
+            return View(at, self.shape[1:], self.strides[1:], self.dtype, self.owner)
         first, last, _ = part.indices(self.shape[0])
         at = self.pointer + first * self.strides[0]
         return View(at, (last - first, *self.shape[1:]), self.strides, self.dtype, self.owner)
@@ -465,7 +469,7 @@ def home_of(x) -> Home:
         return _Simulator()
     if hasattr(x, "data_ptr") and hasattr(x, "is_cuda"):
         return _Torch(x)
-    if module.startswith("cupy."):
+    if module.split(".")[0] == "cupy":
         return _CuPy(x)
     return _Numba(x) if module.startswith("numba.") else _Foreign(x)
 

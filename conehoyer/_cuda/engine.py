@@ -22,7 +22,8 @@ ROOM = 3  # numbers that a thread needs in shared memory
 # With so many entries for each thread of a grid, begin with a sample: one of SKIP.
 SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (64, 64)
 BAND_SHARE = 4 if SIMULATED else 16  # one of so many entries may lie in the band around τ
-WARP = 1 if SIMULATED else 32  # the simulator has no warps
+WARP = 4 if SIMULATED else 32  # as the tests' scheduler has it
+FULL = 0xFFFFFFFF  # all threads of a warp
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
 # Told: a State's twelve numbers, the norm wanted (Hoyer), what smaller entries count as, and
@@ -259,9 +260,7 @@ def add_exact(a, anchor, offset, nu, s, q):
 @function
 def flagged_before(flag):
     """How many threads of the warp before this one have the flag set, and how many at all."""
-    if SIMULATED:
-        return 0, 1 if flag else 0
-    ballot = cuda.ballot_sync(0xFFFFFFFF, flag)
+    ballot = cuda.ballot_sync(FULL, flag)
     before = ballot & ((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
     return int32(cuda.popc(before)), int32(cuda.popc(ballot))
 
@@ -269,7 +268,7 @@ def flagged_before(flag):
 @function
 def anybody(flag):
     """Whether a thread of the warp has the flag set."""
-    return flag if SIMULATED else cuda.any_sync(0xFFFFFFFF, flag) != 0
+    return cuda.any_sync(FULL, flag) != 0
 
 
 @function

@@ -17,54 +17,26 @@ from .. import _math as m
 from . import engine
 from .arrays import pick
 from .device import SIMULATED, cuda, function, kernel
+from .engine import WARP
 
-WARP = 4 if SIMULATED else 32
-WARP_BITS = WARP.bit_length() - 1
 HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
-THREADS = WARP if SIMULATED else 128  # of a block whose teams lie within warps
-MOST_WARPS = 2 if SIMULATED else 16  # of a team
+THREADS = 16 if SIMULATED else 128  # of a block whose teams lie within warps
+MOST_WARPS = 4 if SIMULATED else 16  # of a team
 _BOUNDS = (MOST_WARPS * WARP, 1)
 _REGISTERS = 96  # of a thread: 20 warps at once on each multiprocessor; a few words are spilled
-ROOM = 6 * MOST_WARPS + (MOST_WARPS * WARP if SIMULATED else 0)  # numbers in shared memory
-_FULL = 0xFFFFFFFF
+ROOM = 6 * MOST_WARPS  # numbers in shared memory
+_WARP_BITS = WARP.bit_length() - 1
 
 
-# --- within a warp ---------------------------------------------------------------------------
-# In the simulator, which has no warps, through shared memory: then all of a block come by.
+# --- sums ------------------------------------------------------------------------------------
 
-if SIMULATED:
 
-    def _from_lane(room, value, bits):
-        t = cuda.threadIdx.x
-        cuda.syncthreads()
-        room[t] = value
-        cuda.syncthreads()
-        other = room[t ^ bits]
-        cuda.syncthreads()
-        return other
-
-    def _anybody(flag):
-        return cuda.syncthreads_or(flag) != 0
-
-    def _sign_bit(a):
+@function
+def _sign_bit(a):
+    """−1 if a float32 is negative, else 0: quicker than a comparison."""
+    if SIMULATED:
         return -1 if a < 0 else 0
-
-else:
-
-    @function
-    def _from_lane(room, value, bits):
-        """The value of the thread whose number differs in these bits."""
-        return cuda.shfl_xor_sync(_FULL, value, bits)
-
-    @function
-    def _anybody(flag):
-        """Whether a thread of the warp has the flag set."""
-        return cuda.any_sync(_FULL, flag) != 0
-
-    @function
-    def _sign_bit(a):
-        """−1 if a float32 is negative, else 0: quicker than a comparison."""
-        return int32(cuda.libdevice.float_as_int(a) >> int32(31))
+    return int32(cuda.libdevice.float_as_int(a) >> int32(31))
 
 
 @function
@@ -72,19 +44,19 @@ def _sum_team(room, real, lanes, turn, nu, s, q):
     """Sums over a team, in the same order in all its threads; `turn` alternates."""
     half = min(lanes, WARP) >> 1
     while half > 0:
-        nu += _from_lane(room, nu, half)
-        s += _from_lane(room, s, half)
-        q += _from_lane(room, q, half)
+        nu += cuda.shfl_xor_sync(engine.FULL, nu, half)
+        s += cuda.shfl_xor_sync(engine.FULL, s, half)
+        q += cuda.shfl_xor_sync(engine.FULL, q, half)
         half >>= 1
     if lanes > WARP:
         t = cuda.threadIdx.x
-        spot = ROOM - (1 + turn) * 3 * MOST_WARPS
+        spot = turn * 3 * MOST_WARPS
         if t & (WARP - 1) == 0:
-            at = spot + 3 * (t >> WARP_BITS)
+            at = spot + 3 * (t >> _WARP_BITS)
             room[at], room[at + 1], room[at + 2] = nu, s, q
         cuda.syncthreads()
         nu, s, q = real(0), real(0), real(0)
-        for at in range(spot, spot + 3 * (lanes >> WARP_BITS), 3):
+        for at in range(spot, spot + 3 * (lanes >> _WARP_BITS), 3):
             nu += real(room[at])
             s += real(room[at + 1])
             q += real(room[at + 2])
@@ -123,7 +95,7 @@ def _ended(status, f):
 
 
 @register_jitable
-def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
+def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
     """From the sums to the next τ, or to the verdict SOFT or FEASIBLE; ODD where that is not plain.
 
     A support whose equation has its solution where the same entries lie above τ is the one.
@@ -172,7 +144,7 @@ def _next(kind, p, l2, tol, n, narrow, f, nu, s, q):
             guess = m.tail_guess(kind, p, nu, s, q)
             if step < guess < math.inf:
                 tau, rest, before, spare = guess, 0.0, -1.0, step
-    free = kind == m.SIMPLEX or kind == m.HOYER
+    free = (kind == m.SIMPLEX or kind == m.HOYER) and not absolute  # or the pads would count
     if not (free or tau > 0.0) or tau != tau or f.passes >= _MOST_PASSES:
         return _ended(ODD, f)
     anchor = float64(np.float32(tau)) if narrow else tau  # differences from it are exact
@@ -253,11 +225,11 @@ def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
     it gives up where the row may be feasible.
     """
     cone = kind == m.CAI or kind == m.HOYER
-    free = kind == m.SIMPLEX or kind == m.HOYER
+    free = (kind == m.SIMPLEX or kind == m.HOYER) and not absolute  # or the pads would count
     bound, least = float32(p), float32(p) if cone else float32(0)
     tau, before, spare = float32(f.anchor), float32(f.before), float32(f.spare)
     passes, going = f.passes, f.status == m.GO
-    while _anybody(going):
+    while engine.anybody(going):
         if absolute:
             nu, s, q = _coarse_sums(held, True, tau)
         else:
@@ -372,7 +344,7 @@ def _made(count, narrow):
             f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
             first, coarse = True, narrow and kind != m.HOYER  # whose norm the exact pass finds
-            while _anybody(going):
+            while engine.anybody(going):
                 if narrow and coarse:
                     f, turn = _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn)
                     going = f.status == m.GO
@@ -389,7 +361,7 @@ def _made(count, narrow):
                         nu = float64(n)  # not the pads
                     if first and kind == m.HOYER and l2 < 0.0:
                         l2 = math.sqrt(q) if nu == n else math.nan
-                    f = _next(kind, p, l2, tol, n, narrow, f, nu, s, q)
+                    f = _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q)
                 going = f.status == m.GO
                 first, coarse = False, first and kind == m.HOYER
             done = f.status != ODD
@@ -427,3 +399,8 @@ def fits(n, itemsize):
 def bits_for(n, itemsize):
     """A team's number of threads is two to this power."""
     return max(-(-n // HELD[itemsize]) - 1, 0).bit_length()
+
+
+def threads_for(bits):
+    """Threads of a block: several teams within warps, or one of several warps."""
+    return THREADS if 1 << bits <= WARP else 1 << bits

@@ -72,7 +72,7 @@ def run_rows(
         blocks, todo = min(count, _MOST_ROWS), flags[:1]
         if by_teams:
             bits = held.bits_for(n, itemsize)
-            width = max(1 << bits, held.THREADS)
+            width = held.threads_for(bits)
             todo = home.zeros(count + 1, "int32")
             launch(
                 held.KERNELS[itemsize], home, min(-(-(count << bits) // width), _MOST_ROWS), width,

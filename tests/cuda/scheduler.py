@@ -20,6 +20,7 @@ from numba.cuda.simulator import kernel, kernelapi
 from numba.np.numpy_support import as_dtype
 
 BLOCKS = 3  # that a grid that is synchronised has at most
+WARP = 4  # threads: short, as blocks are here
 
 
 class Barrier:
@@ -44,7 +45,8 @@ class Thread(greenlet.greenlet):
         self.block, self.grid = block, grid
         self.blockIdx, self.threadIdx = kernelapi.Dim3(*block.place), kernelapi.Dim3(*place)
         self.place, self.thread_id = place, self.threadIdx.x
-        for barrier in (block.barrier, grid):
+        self.warp = block.warps.setdefault(self.thread_id // WARP, Barrier())
+        for barrier in (block.barrier, grid, self.warp):
             barrier.alive += 1
 
     def wait_at(self, barrier):
@@ -66,6 +68,15 @@ class Thread(greenlet.greenlet):
         votes = list(self.block.votes.values())
         self.syncthreads()
         return votes
+
+    def tell_warp(self, value):
+        """Show the threads of the warp a value; returns those of all, by their lanes."""
+        first = self.thread_id - self.thread_id % WARP
+        self.block.told[self.thread_id] = value
+        self.wait_at(self.warp)
+        told = {lane: self.block.told.get(first + lane) for lane in range(WARP)}
+        self.wait_at(self.warp)
+        return told
 
     def syncthreads_count(self, value):
         """Wait for the block; count the threads with a value other than 0."""
@@ -89,6 +100,7 @@ class Block:
     def __init__(self, function, grid_dim, block_dim, debug):
         self.function, self.blocks, self.block_dim = function, math.prod(grid_dim), block_dim
         self.barrier, self.votes = Barrier(), {}
+        self.warps, self.told = {}, {}
         self.shared = kernelapi.FakeCUDAShared(kernel._get_kernel_context().dynamic)
 
     def run(self, place, *args):
@@ -116,7 +128,9 @@ def run(blocks):
         stop = thread.switch()
         if thread.dead:  # a grid waits for those too
             thread.block.barrier.alive -= 1
+            thread.warp.alive -= 1
             stop = thread.block.barrier
+            ready += thread.warp.open()
         ready += stop.open()
     left = sum(block.barrier.alive for block in blocks)
     if left:
@@ -133,6 +147,23 @@ def shared_array(self, shape, dtype, alignment=None):
     if key not in self._allocations:
         self._allocations[key] = np.empty(shape, kind)
     return self._allocations[key]
+
+
+def shfl_xor_sync(self, mask, value, bits):
+    """The value of the thread of the warp whose lane differs in these bits."""
+    thread = greenlet.getcurrent()
+    return thread.tell_warp(value)[thread.thread_id % WARP ^ bits]
+
+
+def ballot_sync(self, mask, flag):
+    """A bit for each thread of the warp."""
+    told = greenlet.getcurrent().tell_warp(flag)
+    return np.uint32(sum(1 << lane for lane, flag in told.items() if flag))
+
+
+def any_sync(self, mask, flag):
+    """Whether a thread of the warp has the flag set."""
+    return int(ballot_sync(self, mask, flag) != 0)
 
 
 _swapped: list[dict] = []
@@ -169,4 +200,6 @@ def install():
     module = kernelapi.FakeCUDAModule
     module.dynamic = property(lambda self: self._shared._dynshared_size)
     module.shared = property(lambda self: greenlet.getcurrent().block.shared)
+    module.shfl_xor_sync, module.ballot_sync, module.any_sync = shfl_xor_sync, ballot_sync, any_sync
+    module.laneid = property(lambda self: greenlet.getcurrent().thread_id % WARP)
     kernelapi.GridGroup.sync = lambda self: greenlet.getcurrent().sync_grid()

@@ -333,7 +333,8 @@ def rows_of_all_kinds(n, dtype):
     return y.astype(dtype)
 
 
-HELD = [1, 2, 5, 8, 9, 16, 31, 33, 64] + ([] if SIMULATED else [100, 1000, 1025, 5000, 8192, 16384])
+HELD = [1, 2, 5, 8, 9, 16, 31, 33, 64, 100, 128]
+HELD += [] if SIMULATED else [1000, 1025, 5000, 8192, 16384]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
