@@ -390,7 +390,7 @@ def test_plain_rows_are_not_left_over(to_gpu, monkeypatch):
 @pytest.mark.parametrize("data", ["gaussian", "two", "late"])
 def test_the_band_around_the_threshold(data, dtype, to_gpu, to_host):
     """A vector long enough for it: where it serves, where it is too full, where τ is outside."""
-    n = 3000 if SIMULATED else 1 << 23
+    n = 30_000 if SIMULATED else 1 << 23
     y = np.random.default_rng(5).standard_normal(n)
     if data == "two":  # nearly everything lies at the threshold
         y = np.where(np.arange(n) % 50 == 0, 2.0, 1.0) + 1e-3 * y
