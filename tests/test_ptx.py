@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numba
+import numpy as np
 import ptx_signatures
 import pytest
 
@@ -87,3 +88,77 @@ def test_every_kernel_is_listed():
         for t in (numba.float32, numba.float64):
             kernels.difference_update(kernel for kernel, _ in module.signatures(t))
     assert not kernels
+
+
+# --- what is launched ------------------------------------------------------------------------
+
+
+def view(shape, dtype, strides=None, pointer=4096):
+    from conehoyer._cuda.device import View
+
+    return View(pointer, shape, strides, np.dtype(dtype), None)
+
+
+def test_views():
+    a = view((4, 6), "f4")
+    assert (a.size, a.ndim, a.nbytes, a.strides) == (24, 2, 96, (24, 4))
+    assert a.words == (0, 0, 24, 4, 4096, 4, 6, 24, 4)
+    assert a.type == numba.types.Array(numba.float32, 2, "C")
+    assert (a[1:3].pointer, a[1:3].shape, a[1:3].type) == (4120, (2, 6), a.type)
+    assert (a[2].pointer, a[2].shape, a[2].strides) == (4144, (6,), (4,))
+    assert a.reshape(3, 8).strides == (32, 4)
+    assert a.view("i4").type == numba.types.Array(numba.int32, 2, "C")
+    turned = view((6, 4), "f4", (4, 24))
+    assert turned.type == numba.types.Array(numba.float32, 2, "A")
+    assert turned.__cuda_array_interface__["strides"] == (4, 24)
+
+
+@pytest.mark.parametrize("t", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(5, 3), (7, 3000), (3, 50_000), (1, 1 << 20)])
+def test_what_is_launched_has_been_compiled(shape, t, monkeypatch):
+    """The types of a launch's arguments are among those that the tests above compile."""
+    import cuda.core
+    from ptx_signatures import engine
+
+    from conehoyer import _math as m
+    from conehoyer._cuda import arrays, device, projections
+
+    launched = []
+
+    class Library:
+        def get_cufunc(self):
+            return SimpleNamespace(kernel=self)
+
+    def compiled(kernel, kinds):
+        launched.append((kernel, kinds))
+        return SimpleNamespace(
+            cooperative=False, _codelibrary=Library(),
+            max_cooperative_grid_blocks=lambda threads, shared: 264,
+        )  # fmt: skip
+
+    class Home(device.Home):
+        core_stream = None
+
+        def scratch(self, shape, dtype):
+            return view(shape, dtype)
+
+        def zeros(self, count, dtype):
+            return view((count,), dtype)
+
+    monkeypatch.setattr(device, "_compiled", compiled)
+    monkeypatch.setattr(cuda.core, "launch", lambda *arguments: None)
+    monkeypatch.setattr(
+        device, "cuda", SimpleNamespace(get_current_device=lambda: SimpleNamespace(id=0))
+    )
+    device._blocks_at_once.cache_clear()
+    bound = arrays.Parameter(3.0, None, 0.0, 9.0)
+    projections.run_rows(
+        Home(), m.L1, True, bound, projections.OWN_NORM, 1e-9, view(shape, t), view(shape, t),
+        view((1, 5), "f8"), view((3,), "i4"), reported=False,
+    )  # fmt: skip
+    device._blocks_at_once.cache_clear()
+    known = {
+        (kernel, tuple(types)) for kernel, types in engine.signatures(numba.from_dtype(np.dtype(t)))
+    }
+    assert launched
+    assert all(pair in known for pair in launched)

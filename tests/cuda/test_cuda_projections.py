@@ -276,6 +276,19 @@ def test_not_finite(bad, to_gpu, to_host):
     np.testing.assert_array_equal(to_host(device), y)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_not_finite_in_a_long_vector(bad, dtype, to_gpu):
+    """Where the sample does not see it, but what keeps the band does."""
+    n = 30_000 if SIMULATED else 1 << 23
+    y = np.random.default_rng(8).standard_normal(n).astype(dtype)
+    y[-1] = bad
+    device = to_gpu(y)
+    for project, parameter in ((ch.project_cai, 0.3 * n), (ch.project_l1_ball, 0.1 * n)):
+        with pytest.raises(ValueError, match="finite"):
+            project(device, parameter)
+
+
 def test_errors(to_gpu):
     y = to_gpu(np.ones((2, 5)))
     with pytest.raises(AxisError):
