@@ -3,7 +3,8 @@
 ``python asv_benchmarks/cuda_table.py`` wants a GPU, numba-cuda, and for the last column torch.
 It prints what the documentation shows: date, device, and for each function, shape and dtype the
 share of the copy's bandwidth (one read and one write), the time, and how many times as long
-the CPU (one thread) and a torch projection by sorting take.  With ``--quick``, fewer shapes.
+the CPU (one thread) and a torch projection by sorting take.  With ``--quick``, fewer
+shapes and no CPU, whose kernels take half a minute to compile.
 """
 
 import datetime
@@ -35,7 +36,7 @@ def cpu_time(project, x, bound):
     return min(times[1:])
 
 
-def line(cuda, name, shape, dtype, torch):
+def line(cuda, name, shape, dtype, torch, quick):
     """Measure one function on one shape, and print it."""
     project, parameter = b.FUNCTIONS[name]
     bound = parameter(shape[-1], 0.1, dtype)
@@ -44,7 +45,8 @@ def line(cuda, name, shape, dtype, torch):
     taken = b.seconds(cuda, partial(project, x, bound, out=out, check_finite=False))
     on_cpu = by_sorting = float("nan")
     if x.size <= 100_000_000:
-        on_cpu = cpu_time(project, x.copy_to_host(), bound) / taken
+        if not quick:
+            on_cpu = cpu_time(project, x.copy_to_host(), bound) / taken
         if torch is not None and name == "project_l1_ball":
             tensor = torch.as_tensor(x, device="cuda")
             sort = partial(b.sorted_projection, torch, tensor, bound)
@@ -106,7 +108,7 @@ def main():
             for shape in [(n,) for n in lengths] + [(b.BATCH // n, n) for n in columns]:
                 room = cuda.current_context().get_memory_info().free
                 if 4 * int(np.prod(shape)) * np.dtype(dtype).itemsize < room:
-                    line(cuda, function, shape, dtype, torch)
+                    line(cuda, function, shape, dtype, torch, quick)
         for inner in ("linf",) if quick else ("linf", "l2", "l1"):
             for groups in GROUPS:
                 groups_line(cuda, groups, inner, 8192, dtype)
