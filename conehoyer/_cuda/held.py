@@ -133,7 +133,7 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
             elif not cone and p < engine.TINY * abs(f.anchor):
                 status = ODD
             if status != m.GO:
-                return Search(status, f.anchor, step, nu, math.nan, f.passes + 1, True)
+                return Search(status, f.anchor, step, nu, math.nan, f.passes + 1, f.exact)
             if f.passes < _MOST_PASSES:
                 return Search(m.GO, f.anchor, f.offset, nu, math.nan, f.passes + 1, True)
         tau, rest = m.two_sum(f.anchor, step)
