@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import math
 import operator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,8 +153,8 @@ class View:
             at = self.pointer + operator.index(part) * self.strides[0]
             return View(at, self.shape[1:], self.strides[1:], self.dtype, self.owner)
         first, last, _ = part.indices(self.shape[0])
-        at = self.pointer + first * self.strides[0]
-        return View(at, (last - first, *self.shape[1:]), self.strides, self.dtype, self.owner)
+        at, count = self.pointer + first * self.strides[0], max(last - first, 0)
+        return View(at, (count, *self.shape[1:]), self.strides, self.dtype, self.owner)
 
     def array(self):
         """The same as a device array of Numba."""
@@ -189,7 +189,7 @@ def _compiled(kernel, kinds):
     return kernel.compile(kinds)
 
 
-@cache
+@lru_cache(maxsize=1024)  # shapes may be many
 def _launch_config(blocks, threads, shared, together):
     from cuda.core import LaunchConfig
 
@@ -244,13 +244,13 @@ def blocks_at_once(kernel, home, threads, shared, *arguments):
 # --- homes of arrays -----------------------------------------------------------------------
 
 
-@cache
+@lru_cache(maxsize=256)
 def _stream(pointer):
     """Numba's stream at this address; 0 for the default one."""
     return cuda.external_stream(pointer) if pointer else 0
 
 
-@cache
+@lru_cache(maxsize=256)
 def _core_stream(pointer):
     """The same as launches take it."""
     from cuda.core import Stream
