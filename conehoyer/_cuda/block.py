@@ -1,8 +1,38 @@
 """Sums and maxima over the threads of a block, or of runs of them, always in the same order."""
 
 import numpy as np
+from numba import int32
 
 from .device import SIMULATED, cuda, function
+
+WARP = 4 if SIMULATED else 32  # threads: as the tests' scheduler has it
+_ALL = 0xFFFFFFFF  # of a warp
+
+
+@function
+def sum_lanes(lanes, a, b, c):
+    """Sums over each run of `lanes` threads, a power of two within a warp."""
+    half = lanes >> 1
+    while half > 0:
+        a += cuda.shfl_xor_sync(_ALL, a, half)
+        b += cuda.shfl_xor_sync(_ALL, b, half)
+        c += cuda.shfl_xor_sync(_ALL, c, half)
+        half >>= 1
+    return a, b, c
+
+
+@function
+def flagged_before(flag):
+    """How many threads of the warp before this one have the flag set, and how many at all."""
+    ballot = cuda.ballot_sync(_ALL, flag)
+    before = ballot & ((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
+    return int32(cuda.popc(before)), int32(cuda.popc(ballot))
+
+
+@function
+def anybody(flag):
+    """Whether a thread of the warp has the flag set."""
+    return cuda.any_sync(_ALL, flag) != 0
 
 
 @function
@@ -50,18 +80,11 @@ def largest_of_runs(room, lanes, a):
 @function
 def sum_three(room, a, b, c):
     """Sums over the block, of whole warps."""
-    if SIMULATED:
-        return sum_runs(room, cuda.blockDim.x, a, b, c)
-    half = 16
-    while half > 0:
-        a += cuda.shfl_xor_sync(0xFFFFFFFF, a, half)
-        b += cuda.shfl_xor_sync(0xFFFFFFFF, b, half)
-        c += cuda.shfl_xor_sync(0xFFFFFFFF, c, half)
-        half >>= 1
-    t, warps = cuda.threadIdx.x, cuda.blockDim.x >> 5
+    a, b, c = sum_lanes(WARP, a, b, c)
+    t, warps = cuda.threadIdx.x, cuda.blockDim.x // WARP
     cuda.syncthreads()  # somebody may still read the last ones
-    if t & 31 == 0:
-        w = t >> 5
+    if t % WARP == 0:
+        w = t // WARP
         room[w], room[warps + w], room[2 * warps + w] = a, b, c
     cuda.syncthreads()
     a, b, c = 0.0, 0.0, 0.0
@@ -75,18 +98,16 @@ def sum_three(room, a, b, c):
 @function
 def largest(room, a):
     """The maximum over the block, of whole warps; no NaN comes in."""
-    if SIMULATED:
-        return largest_of_runs(room, cuda.blockDim.x, a)
-    half = 16
+    half = WARP >> 1
     while half > 0:
-        a = max(a, cuda.shfl_xor_sync(0xFFFFFFFF, a, half))
+        a = max(a, cuda.shfl_xor_sync(_ALL, a, half))
         half >>= 1
     t = cuda.threadIdx.x
     cuda.syncthreads()
-    if t & 31 == 0:
-        room[t >> 5] = a
+    if t % WARP == 0:
+        room[t // WARP] = a
     cuda.syncthreads()
-    for w in range(cuda.blockDim.x >> 5):
+    for w in range(cuda.blockDim.x // WARP):
         a = max(a, room[w])
     return a
 

@@ -16,14 +16,13 @@ from numba.extending import register_jitable
 from .. import _math as m
 from . import block
 from .arrays import pick
+from .block import WARP
 from .device import MOST_THREADS, SIMULATED, cuda, function, kernel
 
 ROOM = 3  # numbers that a thread needs in shared memory
 # With so many entries for each thread of a grid, begin with a sample: one of SKIP.
 SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (64, 64)
 BAND_SHARE = 4 if SIMULATED else 16  # one of so many entries may lie in the band around τ
-WARP = 4 if SIMULATED else 32  # as the tests' scheduler has it
-FULL = 0xFFFFFFFF  # all threads of a warp
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
 # Told: a State's twelve numbers, the norm wanted (Hoyer), what smaller entries count as, and
@@ -57,15 +56,9 @@ def recall(told):
 
 
 @register_jitable
-def verdict(status, anchor, s, q):
-    """A verdict that needed no search."""
-    return m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, s, q)
-
-
-@register_jitable
 def conclude(told, status, anchor, s, q):
-    """Store such a verdict."""
-    remember(told, verdict(status, anchor, s, q))
+    """Store a verdict that needed no search."""
+    remember(told, m.State(status, anchor, 0.0, 0.0, 0.0, 0.0, 0, True, False, 1, s, q))
 
 
 @register_jitable
@@ -78,13 +71,15 @@ def with_tau(st, anchor, offset, nu, pinned):
 
 
 @register_jitable
-def next_state(kind, p, l2, tol, n, narrow, nonnegative, st, nu, s, q):
-    """From the sums that the state asked for to the next state, and the norm wanted (Hoyer)."""
+def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
+    """From the sums that the state asked for to the next state."""
+    st = recall(told)
     if st.offset == -math.inf and st.anchor == 0.0:
-        if l2 < 0.0:
-            l2 = math.sqrt(q)
-        if nonnegative and m.equality_holds(kind, p, l2, tol, s, q):
-            return verdict(m.FEASIBLE, 0.0, s, q), l2
+        if told[L2] < 0.0:
+            told[L2] = math.sqrt(q)
+        if nonnegative and m.equality_holds(kind, p, told[L2], tol, s, q):
+            conclude(told, m.FEASIBLE, 0.0, s, q)
+            return
     first = st.passes == 0 and st.anchor == 0.0  # elsewhere a sample has led to τ
     cone = kind == m.CAI or kind == m.HOYER
     guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
@@ -92,7 +87,8 @@ def next_state(kind, p, l2, tol, n, narrow, nonnegative, st, nu, s, q):
     least, most = (1e-9, 1e15) if narrow else (1e-100, 1e100)
     if (cone or (guessed and p > 1e-100 * s)) and nu > 0.0 and math.isfinite(s):
         if not least < abs(st.anchor) + math.sqrt(q) < most and s != 0.0:
-            return verdict(m.RESCALE, st.anchor, s, q), l2
+            told[0] = m.RESCALE
+            return
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.status == m.GO and guessed and not st.pinned:
         guess = m.tail_guess(kind, p, nu, s, q)
@@ -103,14 +99,6 @@ def next_state(kind, p, l2, tol, n, narrow, nonnegative, st, nu, s, q):
         tau, rest = m.two_sum(st.anchor, st.offset)
         anchor = float64(np.float32(tau))
         st = with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
-    return st, l2
-
-
-@register_jitable
-def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
-    """Take the step from the state that is stored, and store the next."""
-    st, l2 = next_state(kind, p, told[L2], tol, n, narrow, nonnegative, recall(told), nu, s, q)
-    told[L2] = l2
     remember(told, st)
 
 
@@ -258,20 +246,6 @@ def add_exact(a, anchor, offset, nu, s, q):
 
 
 @function
-def flagged_before(flag):
-    """How many threads of the warp before this one have the flag set, and how many at all."""
-    ballot = cuda.ballot_sync(FULL, flag)
-    before = ballot & ((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
-    return int32(cuda.popc(before)), int32(cuda.popc(ballot))
-
-
-@function
-def anybody(flag):
-    """Whether a thread of the warp has the flag set."""
-    return cuda.any_sync(FULL, flag) != 0
-
-
-@function
 def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
     """Sums of a − anchor for this thread's a > high; the warp keeps those in (low, high], low > 0.
 
@@ -312,10 +286,10 @@ def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
                 q += float64(q4)
                 s4, q4 = real(0), real(0)
         nu += float64(number)
-        if anybody(found):
+        if block.anybody(found):
             for k in range(LONG_BATCH):
                 inside = read[k] > bottom and not read[k] > top
-                before, total = flagged_before(inside)
+                before, total = block.flagged_before(inside)
                 if inside and count + before < kept.size:
                     kept[np.uint64(count + before)] = read[k]
                 count = int32(count + total)

@@ -19,8 +19,8 @@ DEPTH = 8 if SIMULATED else 16  # of a tile: products added in the data's precis
 DOWN, ACROSS = 2, 4  # entries of a tile that a thread computes
 HEIGHT, WIDTH = DOWN * SIDE, ACROSS * SIDE  # of a tile
 LEFT, RIGHT = (DEPTH, HEIGHT + 1), (DEPTH, WIDTH + 1)  # of shared memory: no bank conflicts
-SWEEPERS = 2 if SIMULATED else BLOCK  # threads of a block of columns
-ADDERS = 2 if SIMULATED else 256  # threads of the kernels that only take sums
+SWEEPERS = 4 if SIMULATED else BLOCK  # threads of a block of columns
+ADDERS = 4 if SIMULATED else 256  # threads of the kernels that only take sums
 SWEEP_ROOM, TILE_ROOM, TILE_ENTRIES = 3 * SWEEPERS, 3 * SIDE * SIDE, DOWN * ACROSS
 
 

@@ -1,9 +1,9 @@
 """Rows held in registers: a few threads of a warp for a short row, a block for a longer one.
 
-Each row is read once and written once.  The threads of a team hold the entries, and all of them,
-or all of a block's first warp, take the same steps from the same sums; so no number but the sums
-moves between threads.  What is out of the ordinary (NaN, ties, numbers near the ends of the
-range, parameters that leave one entry or none) is put on a list for the engine's other kernel.
+Each row is read once and written once.  The threads of a team hold the entries, and all of them
+take the same steps from the same sums; so no number but the sums moves between threads.  What is
+out of the ordinary (NaN, ties, numbers near the ends of the range, parameters that leave one
+entry or none) is put on a list for the engine's other kernel.
 """
 
 import math
@@ -14,10 +14,10 @@ from numba import float32, float64, int32
 from numba.extending import register_jitable
 
 from .. import _math as m
-from . import engine
+from . import block, engine
 from .arrays import pick
+from .block import WARP
 from .device import SIMULATED, cuda, function, kernel
-from .engine import WARP
 
 HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
 THREADS = 16 if SIMULATED else 128  # of a block whose teams lie within warps
@@ -42,12 +42,7 @@ def _sign_bit(a):
 @function
 def _sum_team(room, real, lanes, turn, nu, s, q):
     """Sums over a team, in the same order in all its threads; `turn` alternates."""
-    half = min(lanes, WARP) >> 1
-    while half > 0:
-        nu += cuda.shfl_xor_sync(engine.FULL, nu, half)
-        s += cuda.shfl_xor_sync(engine.FULL, s, half)
-        q += cuda.shfl_xor_sync(engine.FULL, q, half)
-        half >>= 1
+    nu, s, q = block.sum_lanes(min(lanes, WARP), nu, s, q)
     if lanes > WARP:
         t = cuda.threadIdx.x
         spot = turn * 3 * MOST_WARPS
@@ -229,7 +224,7 @@ def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
     bound, least = float32(p), float32(p) if cone else float32(0)
     tau, before, spare = float32(f.anchor), float32(f.before), float32(f.spare)
     passes, going = f.passes, f.status == m.GO
-    while engine.anybody(going):
+    while block.anybody(going):
         if absolute:
             nu, s, q = _coarse_sums(held, True, tau)
         else:
@@ -344,7 +339,7 @@ def _made(count, narrow):
             f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
             first, coarse = True, narrow and kind != m.HOYER  # whose norm the exact pass finds
-            while engine.anybody(going):
+            while block.anybody(going):
                 if narrow and coarse:
                     f, turn = _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn)
                     going = f.status == m.GO

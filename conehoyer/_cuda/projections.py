@@ -5,7 +5,7 @@ import math
 from .. import _math as m
 from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
-from . import arrays, engine, held
+from . import arrays, block, engine, held
 from .arrays import Parameter
 from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, launch, threads_for
 
@@ -89,7 +89,7 @@ def run_rows(
     none = z[:0]
     most = blocks_at_once(by_grid, home, threads, shared, *given, 0, parts, none)
     blocks = max(min(most, _MOST_BLOCKS, -(-n // (16 * threads))), 1)
-    warps = blocks * threads // engine.WARP
+    warps = blocks * threads // block.WARP
     each = n // (engine.BAND_SHARE * warps) + 8
     kept = home.scratch((warps, each), z.dtype.name)
     for r in range(count):
