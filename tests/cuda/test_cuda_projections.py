@@ -376,8 +376,9 @@ def test_rows_held_in_registers(n, dtype, to_gpu, to_host):
         np.testing.assert_array_equal(to_host(info.nnz), np.count_nonzero(to_host(x), axis=1))
 
 
-def test_plain_rows_are_not_left_over(to_gpu, monkeypatch):
-    """Of plain rows hardly any are listed for the other kernel, which is slower."""
+@pytest.fixture
+def listed(to_gpu, to_host, monkeypatch):
+    """Project rows; returns how many were left to the other kernel, which is slower."""
     lists = []
     home = type(home_of(to_gpu(np.zeros(1))))
     zeros = home.zeros
@@ -387,16 +388,40 @@ def test_plain_rows_are_not_left_over(to_gpu, monkeypatch):
         return lists[-1]
 
     monkeypatch.setattr(home, "zeros", watched)
-    y = np.random.default_rng(0).standard_normal((200, 50))
-    for dtype in (np.float32, np.float64):
-        for project in (
-            lambda d: ch.project_cai(d, 9.0), lambda d: ch.project_l1_ball(d, 5.0),
-            lambda d: ch.project_simplex(d, 5.0), lambda d: ch.project_hoyer(d, 0.6),
-        ):  # fmt: skip
-            lists.clear()
-            project(to_gpu(y.astype(dtype)))
-            (listed,) = (z.copy_to_host()[0] for z in lists if z.size == 201)
-            assert listed <= 2
+
+    def count(project, y):
+        lists.clear()
+        project(to_gpu(y))
+        (number,) = (int(to_host(z)[0]) for z in lists if z.size == len(y) + 1)
+        return number
+
+    return count
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_plain_rows_are_not_left_over(dtype, listed):
+    y = np.random.default_rng(0).standard_normal((200, 50)).astype(dtype)
+    for project in (
+        lambda d: ch.project_cai(d, 9.0), lambda d: ch.project_l1_ball(d, 5.0),
+        lambda d: ch.project_simplex(d, 5.0), lambda d: ch.project_hoyer(d, 0.6),
+    ):  # fmt: skip
+        assert listed(project, y) <= 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_guess_too_far_right_is_taken_back(dtype, listed):
+    """Such rows are not left over either: Newton's first step is a bound from the left."""
+    rows = [47, 79, 92, 104, 126, 133, 167, 174, 211, 244, 279, 319]
+    y = np.random.default_rng(0).standard_normal((1200, 100))[rows].astype(dtype)
+    assert listed(lambda d: ch.project_cai(d, 5.85), y) == 0
+
+
+def test_what_fills_the_registers_up_is_no_data(to_gpu, to_host):
+    """A row of 66 has room for 128: the zeros beyond its end do not count for the guess."""
+    y = to_gpu(np.random.default_rng(0).standard_normal((100, 66)).astype(np.float32))
+    for project, parameter, passes in ((ch.project_cai, 7.0, 6.0), (ch.project_l1_ball, 3.0, 5.0)):
+        _, info = project(y, parameter, full_output=True)
+        assert to_host(info.passes).mean() < passes
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
