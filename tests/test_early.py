@@ -12,6 +12,7 @@ from conehoyer._cpu import engine, passes, simd
 from conehoyer._jit import entry
 
 estimate, take_sample = entry(engine._estimate), entry(engine.take_sample)
+search_band = entry(engine._search_band)
 collect_few, write_few = entry(passes.collect_few), entry(passes.write_few)
 write_soft, head = entry(passes.write_soft), entry(engine.head)
 DTYPES = [np.float32, np.float64]
@@ -119,7 +120,7 @@ def test_beyond_the_caches(dtype):
 @pytest.mark.parametrize("n", [100_000, 1_000_000])
 def test_samples_that_mislead(dtype, n):
     """Heavy tails, and large entries side by side: the first pass would write in vain."""
-    for x in (np.random.default_rng(0).standard_cauchy(n), 1.0 / np.arange(1, n + 1)):
+    for x in (np.random.default_rng(3).standard_cauchy(n), 1.0 / np.arange(1, n + 1)):
         x = x.astype(dtype)
         told = jobs(m.CAI, True, ch.level_for_nnz(x, n // 2), x, np.empty(n, dtype))
         assert told[0].hi == math.inf
@@ -131,7 +132,7 @@ def test_samples_that_mislead(dtype, n):
 def test_few_above_a_newton_step_are_kept(dtype):
     """Where no sample gives a band, but tells that few entries lie above: the second pass ends."""
     n = 1_000_000
-    x = np.random.default_rng(0).standard_cauchy(n).astype(dtype)
+    x = np.random.default_rng(3).standard_cauchy(n).astype(dtype)
     a = np.sort(np.abs(x))[::-1].astype(np.float64)
     radius = a[:1000].sum() - 1000 * a[1000]
     first, second, *others = jobs(m.L1, True, radius, x, np.empty(n, dtype))[:-1]
@@ -224,3 +225,87 @@ def test_what_no_sum_sees(dtype, bad, workers, every_array_is_large):
                 project(x, parameter, workers=workers, **options)
             y = project(x, parameter, workers=workers, check_finite=False, **options)
             assert np.isnan(y).all(), (place, project)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2048, 16384, 1_000_003])
+def test_a_run_from_each_part(dtype, n):
+    x = -np.arange(1, n + 1).astype(dtype)  # all of them float32 numbers
+    for count in (1, 7, 128):
+        sample = np.empty(16 * count, dtype)
+        take_sample(x, True, sample)
+        first, *others = sample.reshape(count, 16).T
+        for i, other in enumerate(others, 1):
+            np.testing.assert_array_equal(other, first + i)
+        parts = np.floor((first - 1) / (n / count))
+        np.testing.assert_array_equal(parts, np.arange(count))
+        signed = np.empty_like(sample)
+        take_sample(x, False, signed)
+        np.testing.assert_array_equal(signed, -sample)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_between_a_newton_step_and_a_bound(dtype):
+    """Entries that fall steadily, whose sum the first ones make: no sample sees enough."""
+    n = 100_000
+    x = (0.999 ** np.arange(n)).astype(dtype)
+    radius = np.sum(x[:10_000] - x[10_000], dtype=float)
+    told = jobs(m.L1, True, radius, x, np.empty(n, dtype))
+    assert len(told) <= 5
+    last = told[-2]
+    assert 0.5 * last.hi < last.lo < x[10_000] < last.hi < math.inf
+    assert ch.project_l1_ball(x, radius, full_output=True)[1].threshold == pytest.approx(
+        x[10_000], rel=1e-3 if dtype == np.float32 else 1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [100_000, 1_000_000, 10_000_000])
+def test_ties_at_the_threshold(dtype, n):
+    """Rounding decides which side many entries fall on; they become zero."""
+    for seed in range(6 if n < 10_000_000 else 1):
+        rng = np.random.default_rng(seed)
+        for shares in ((0.0, 0.5, 0.5), (0.3, 0.4, 0.3), (0.7, 0.2, 0.1)):
+            for values in ((0.1, 1.0, 2.0), (0.05, 0.3, 0.7), (0.01, 1.0, 1.1)):
+                values = np.array(values, dtype)
+                x = rng.choice(values, n, p=shares)
+                top = np.count_nonzero(x == values[2])
+                radius = top * (float(values[2]) - float(values[1]))
+                nnz = np.count_nonzero(ch.project_l1_ball(x, radius))
+                assert nnz == top, (seed, shares, values)
+
+
+def search(candidates, tau, radius):
+    """τ as `search_band` finds it for the l1 ball among entries around the guess `tau`."""
+    lo, hi = float(candidates.min()) - 1e-3, float(candidates.max())
+    st = m.start(m.L1)._replace(anchor=float(tau), pinned=True)
+    job = engine.Job(
+        engine.BAND, st, lo, hi, False, False, 0.0, 1, False, engine.NOTHING, -1
+    )  # fmt: skip
+    buffer = np.zeros(2 * candidates.size + 200, candidates.dtype)
+    buffer[: candidates.size] = candidates
+    above = engine.Known(hi, st.anchor, 0.0, 0.0, 0.0)
+    st, _ = search_band(job, m.L1, radius, 0.0, buffer, candidates.size, above, np.empty(0))
+    return st
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_narrower_band_and_back(dtype):
+    """After a step only what is near τ is kept; τ may be elsewhere all the same."""
+    rng = np.random.default_rng(0)
+    a = rng.uniform(0.5, 1.5, 5000)
+    crowd = np.concatenate([a, rng.uniform(1.0, 1.0005, 20_000)])
+    for entries, far in ((a, False), (crowd, True)):
+        z = entries.astype(dtype)
+        guess = dtype(1.0)
+        exact = 1.05 if not far else 1.02
+        gaps = np.maximum(z - exact, 0.0, dtype=float)
+        radius = gaps.sum()
+        over = np.maximum(z - guess, 0.0, dtype=float)
+        step = (over.sum() - radius) / np.count_nonzero(over)
+        assert far == (exact > guess + 1.125 * step)
+        st = search(z, guess, radius)
+        assert st.status == m.SOFT
+        assert st.anchor + st.offset == pytest.approx(
+            exact, rel=1e-13 if dtype == np.float64 else 1e-6
+        )

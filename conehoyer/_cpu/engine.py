@@ -50,15 +50,17 @@ HEADS_FROM = 24 * CHUNK
 SAMPLE_FROM = 16384  # shorter slices start at τ = 0
 GUESS_FROM = 64  # from here on their second τ is guessed, from the sums of the first pass
 RUN = 16  # the sample consists of short runs: each costs a cache miss
-WIDTH = 3.5  # half width of the band, in standard errors
+WIDTH = 2.75  # half width of the band, in standard errors
 MOST_RUNS = 4096
 MOST_SAMPLES = 3
+TIES = MOST_SAMPLES + 1  # "samples" where entries tie near τ: float32 sums cannot tell their side
 PATIENCE = 12  # passes after which float32 data are summed in float64
 SPREAD = 1.25  # from so many entries for each of l on, rounding is not blown up
 NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it is fetched early
 # Shorter rows are not written past the caches.  They begin and end inside cache lines; and a row at
 # a time is more than the processor keeps on its way to memory, so that the next search would wait.
 PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
+NARROW = 1024  # of more candidates only those near τ are kept
 KEPT = 0.25  # so few above a Newton step are kept, for steps on them alone
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
@@ -142,11 +144,16 @@ def _sums_near(st, z, l2, samples):
 
 
 @helper
-def _above_job(st, z, early, l2, samples):
-    """Keep what lies above τ, a Newton step from the left."""
+def _below_step(st, z, known):
+    """A number of the data's type that lies left of τ, a Newton step, even if that is rounded."""
     tau = st.anchor + st.offset
-    lo = np.float64(z.dtype.type(tau - abs(tau) * 1e-6))
-    return _band_job(st, lo, math.inf, early, early, l2, samples, False)
+    return np.float64(z.dtype.type(tau - 1e-6 * (abs(tau) + abs(known.s / known.nu))))
+
+
+@helper
+def _above_job(st, z, known, early, l2, samples):
+    """Keep what lies above τ, a Newton step from the left."""
+    return _band_job(st, _below_step(st, z, known), math.inf, early, early, l2, samples, False)
 
 
 @helper
@@ -242,12 +249,14 @@ def take_sample(z, absolute, sample):
     stratum = z.size / count
     free = np.uint64(max(int(stratum) - RUN, 1))
     seed = np.uint64(0x9E3779B97F4A7C15)
+    signs, width = simd.signs(simd.splat(z.dtype.type(0.0)), absolute), simd.lanes(z)
     for j in range(count):
         seed = seed * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        first = min(int(j * stratum) + int((seed >> np.uint64(33)) % free), z.size - RUN)
-        run, to = z[first : first + RUN], sample[j * RUN : (j + 1) * RUN]
-        for i in range(RUN):
-            to[i] = abs(run[i]) if absolute else run[i]
+        shift = (seed >> np.uint64(32)) * free >> np.uint64(32)  # a division takes longer
+        first = min(int(j * stratum) + int(shift), z.size - RUN)
+        for i in range(0, RUN, width):
+            a = simd.without(simd.load(z, first + i), signs)
+            simd.store(a, sample, j * RUN + i)
 
 
 @helper
@@ -268,7 +277,7 @@ def _estimate(kind, p, sample, weight, known, room):
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
-        nu, s, q = passes.sums(seen, False, st.anchor, st.offset)
+        nu, s, q = passes.own_sums(seen, False, st.anchor, st.offset)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
             nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
@@ -405,7 +414,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
         share = _count_above(sample, edge) / sample.size
         if share < KEPT:
             early = _early(z, share) and _spread(sample, edge)
-            plain = _above_job(st, z, early, job.l2, samples)
+            plain = _above_job(st, z, known, early, job.l2, samples)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
@@ -428,9 +437,12 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     inside = _count_between(sample, lo, hi) / sample.size
     if not (lo > st.lo and lo < hi) or inside > 0.4:
         if hi < math.inf and st.lo < tau < st.hi:  # too wide a band, but the best τ known
-            if hi - lo < 0.1 * tau:  # many entries are nearly equal: Newton does the rest
+            near = _move(st, tau, 0.0, False)
+            if hi - lo < 0.1 * tau:  # Newton does the rest, with care where entries nearly tie
+                if inside > 0.4 and kind <= m.SIMPLEX:
+                    return _sums_job(near, job.l2, TIES)
                 samples = MOST_SAMPLES
-            return _sums_near(_move(st, tau, 0.0, False), z, job.l2, samples)
+            return _sums_near(near, z, job.l2, samples)
         return plain
     rare, heads, early = _rare(z, inside), False, False
     if known.theta == math.inf and z.size >= HEADS_FROM:
@@ -527,16 +539,18 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
 def _collect(buffer, part):
     """Add up the chunks' sums, and move what they stored to the front of the buffer."""
     nu, s, q, stored = 0.0, 0.0, 0.0, 0
+    lost = 0.0  # by rounding, where there are many chunks: entries that tie at τ are sensitive
     for c in range(part.shape[0]):
         nu += part[c, NU]
-        s += part[c, S]
+        s, rest = m.two_sum(s, part[c, S])
+        lost += rest
         q += part[c, Q]
         count, place = int(part[c, STORED]), int(part[c, PLACE])
         if place != stored:
             for i in range(count):
                 buffer[stored + i] = buffer[place + i]
         stored += count
-    return nu, s, q, stored
+    return nu, s + lost, q, stored
 
 
 @helper
@@ -640,6 +654,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     two_sided = job.hi < math.inf
     lo, hi, kept = job.lo, job.hi, job.lo  # the candidates lie above `kept`
     candidates = buffer[:stored]
+    outer, narrowed = above, False  # a narrower band holds what is left of the candidates
     edge, settled, curved = lo == hi, False, 0
     nu, s, q = above.nu + stored, 0.0, 0.0
     last, last_nu = lo, nu  # where the support was counted before
@@ -667,6 +682,8 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         newton = newton and st.pinned == before.pinned and st.overshoots == before.overshoots
         settled = False
         step = (st.anchor - before.anchor) + st.offset
+        if narrowed and not (lo <= tau <= hi):
+            lo, hi, above, candidates = job.lo, job.hi, outer, buffer[:stored]
         if lo < kept and tau < kept:  # a Newton step from the right: τ* is not below `kept`
             if seen.theta <= kept:  # unless it is
                 return st, seen
@@ -700,6 +717,20 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
                     st = _move(st, before.anchor + beyond, 0.0, False)
                 else:
                     st = _move(st, before.anchor, beyond, True)
+        if two_sided and newton and not narrowed and NARROW < stored <= buffer.size // 2 - 64:
+            tau, narrowed = st.anchor + st.offset, True
+            near = 0.125 * abs(tau - seen.theta)  # the error left is of second order
+            below, top = buffer.dtype.type(tau - near), buffer.dtype.type(tau + near)
+            if lo < below < top < hi:
+                anchor = buffer.dtype.type(st.anchor)
+                nu1, s1, q1, count = passes.band(
+                    candidates, False, anchor, below, top, buffer[stored:]
+                )
+                above = Known(
+                    np.float64(top), above.anchor, above.nu + nu1, above.s + s1, above.q + q1
+                )
+                candidates = buffer[stored : stored + count]
+                lo, hi = np.float64(below), np.float64(top)
         if not two_sided and newton and candidates.size > 256 and nu < 0.6 * candidates.size:
             bound = buffer.dtype.type(tau - 1e-6 * (abs(tau) + abs(s / nu - step)))
             if bound > kept:
@@ -757,6 +788,21 @@ def _rough_start(kind, p, nu, s, q):
 def _too_rough(kind, p, z, nu):
     """Whether the band's float32 sums, good to 1e-7, would spoil a small spread."""
     return z.itemsize == 4 and kind >= m.CAI and nu < 1.02 * p
+
+
+@helper
+def _tied(st, buffer, stored):
+    """Whether τ is, but for rounding, a value that half of the stored entries have.
+
+    Then it decides on all of them, and must be exact.
+    """
+    sample = buffer[stored : stored + 16 * RUN]
+    if stored < 64 * RUN or sample.size < 16 * RUN:
+        return False
+    take_sample(buffer[:stored], False, sample)
+    tau = st.anchor + st.offset
+    slack = 2.0**-20 * (abs(tau) + st.s / st.nu)
+    return 2.0 * _count_between(sample, tau - slack, tau + slack) > sample.size
 
 
 @helper
@@ -836,9 +882,11 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
                 st = _move(st, guess, 0.0, False)
                 return _band_job(st, lo, math.inf, False, False, l2, job.samples, False)
     if st.status != m.GO:
-        rough = job.action == BAND and job.hi < math.inf and _too_rough(kind, p, z, st.nu)
+        rough = job.action == OWN and z.itemsize == 4
+        if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
+            rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
         if st.status == m.SOFT and rough:
-            return _sums_job(_move(st, st.anchor, st.offset, False), l2, MOST_SAMPLES)
+            return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
         if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
             return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
         if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
@@ -857,14 +905,25 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         return _sums_job(st, l2, job.samples)
     if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and st.lo >= 0.0:
         return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
-    if z.itemsize == 4 and st.passes > PATIENCE:
-        return _sums_job(st, l2, MOST_SAMPLES)
+    if z.itemsize == 4 and (job.samples == TIES or st.passes > PATIENCE):
+        return _sums_job(st, l2, max(job.samples, MOST_SAMPLES))
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= KEPT * z.size)):
-        return _above_job(st, z, _early(z, known.nu / z.size), l2, job.samples)
+        return _above_job(st, z, known, _early(z, known.nu / z.size), l2, job.samples)
+    sure = newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu)
+    if sure and 1e-5 * st.hi < st.hi - tau < 0.25 * st.hi:  # no Newton step passes τ*
+        lo, hi = _below_step(st, z, known), np.float64(z.dtype.type(st.hi))
+        sample = buffer[: 128 * RUN]
+        take_sample(z, absolute, sample)
+        inside = _count_between(sample, lo, hi) / sample.size
+        if inside < KEPT:
+            start = _move(st, np.float64(z.dtype.type(0.5 * (lo + hi))), 0.0, True)
+            return _band_job(start, lo, hi, _rare(z, inside), False, l2, job.samples, False)
+        if kind <= m.SIMPLEX:
+            return _sums_job(st, l2, TIES)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
-    if newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu):
+    if sure:
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, False)
     return _plain_job(st, l2, job.samples)

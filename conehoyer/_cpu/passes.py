@@ -18,7 +18,7 @@ BACK = 1 << 18  # entries written in one go, the last first: they have been read
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
-RUN = 4  # times the bytes of an entry: registers summed before a running sum is emptied
+RUN = 32  # registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
@@ -87,9 +87,9 @@ def own_sums(z, absolute, anchor, offset):
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
-    for begin in range(0, pairs, RUN * z.itemsize * width):
+    for begin in range(0, pairs, RUN * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
-        for i in range(begin, min(begin + RUN * z.itemsize * width, pairs), 2 * width):
+        for i in range(begin, min(begin + RUN * width, pairs), 2 * width):
             a0 = simd.without(simd.load(z, i), signs)
             a1 = simd.without(simd.load(z, i + width), signs)
             gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
@@ -264,7 +264,7 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    length = 2 * RUN * z.itemsize * width
+    length = 2 * RUN * width
     nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
@@ -299,7 +299,7 @@ def _table_blocks(z, absolute, anchor, lo, hi, buffer):
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    length = RUN * z.itemsize * width
+    length = RUN * width
     nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
@@ -323,7 +323,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    length = 2 * RUN * z.itemsize * width
+    length = 2 * RUN * width
     s, q = simd.widen(zero), simd.widen(zero)
     high, inside, place = marks[0], marks[1], 0
     for begin in range(0, z.size, length):
