@@ -882,7 +882,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
                 st = _move(st, guess, 0.0, False)
                 return _band_job(st, lo, math.inf, False, False, l2, job.samples, False)
     if st.status != m.GO:
-        rough = job.action == OWN and z.itemsize == 4
+        rough = job.action == OWN and job.state.anchor == 0.0 and z.itemsize == 4
         if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
             rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
         if st.status == m.SOFT and rough:
