@@ -644,7 +644,7 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
         chunks,
         workers,
     )
-    engine.report(job, kind, level, table[r])
+    engine.report(job.state, kind, level, table[r])
 
 
 def _complain(status, check_finite):

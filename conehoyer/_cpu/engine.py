@@ -929,6 +929,23 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     return _plain_job(st, l2, job.samples)
 
 
+@helper(forceinline=True)
+def _soft(kind, st, l2, real):
+    """A soft threshold in the data's precision: τ as a pair, what counts as on it, the factor."""
+    anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
+    offset = (st.anchor - np.float64(anchor)) + st.offset
+    return anchor, real(offset), real(m.dust(st)), real(m.scale(kind, st, l2))
+
+
+@helper(forceinline=True)
+def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
+    """`passes.write_soft`, past the caches if so wanted."""
+    if past:
+        passes.write_soft_past(z, absolute, anchor, offset, dust, factor, out)
+    else:
+        passes.write_soft(z, absolute, anchor, offset, dust, factor, out)
+
+
 @helper
 def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
     """Write chunks first..last−1 of the result, past the caches if so wanted."""
@@ -949,15 +966,9 @@ def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
     elif st.status == m.NONFINITE:
         target[:] = math.nan
     else:
-        # τ as a pair in the data's precision.
-        anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
-        offset = (st.anchor - np.float64(anchor)) + st.offset
-        offset, dust, factor = real(offset), real(m.dust(st)), real(m.scale(kind, st, job.l2))
+        anchor, offset, dust, factor = _soft(kind, st, job.l2, real)
         if not job.early:
-            if past:
-                passes.write_soft_past(piece, absolute, anchor, offset, dust, factor, target)
-            else:
-                passes.write_soft(piece, absolute, anchor, offset, dust, factor, target)
+            _write_soft(piece, absolute, anchor, offset, dust, factor, target, past)
             return
         for c in range(first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
@@ -1003,9 +1014,8 @@ def _prepare(kind, absolute, p, l2, z, buffer, part):
 
 
 @helper
-def _report(job, kind, p, row):
+def _report(st, kind, p, row):
     """Status, threshold, value of the constraint reached, passes."""
-    st = job.state
     row[STATUS] = st.status
     row[THRESHOLD] = st.anchor + st.offset
     if st.status == m.TIED or st.status == m.FLAT:
@@ -1123,8 +1133,14 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             following = x[r + 1]
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
                 simd.fetch(following, i)
-        buffer = spare if aside else target
         source, shift, back, p, l2 = z, NONE, NONE, report[WANTED], report[NORM]
+        if found and known[place, short.STATUS] == m.SOFT and (kind != m.HOYER or l2 >= 0.0):
+            st = short.verdict(known[place])  # the usual case, in few words
+            anchor, offset, dust, factor = _soft(kind, st, l2, x.dtype.type)
+            _write_soft(z, absolute, anchor, offset, dust, factor, target, past)
+            _report(st, kind, p, report)
+            continue
+        buffer = spare if aside else target
         attempt, by_size, few = 0, False, uncounted(own_few)
         while True:
             if not found:
@@ -1164,7 +1180,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 report[WANTED] = wanted
                 found = short.is_verdict(kind, known[place])
                 found = found and known[place, short.STATUS] != m.RESCALE
-        _report(job, kind, p, report)
+        _report(job.state, kind, p, report)
         if attempt > 1:
             _write_scaled(job, kind, absolute, p, z, source, shift, back, target, part, few, report)
         elif job.state.status == m.NONFINITE and strict:

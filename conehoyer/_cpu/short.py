@@ -21,17 +21,19 @@ from .arrays import LOG, WANTED, uncounted
 
 FROM = 8  # entries of a row
 BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
-STEPS = 9  # at most; the fourth may be the last
+STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
+NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
 RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: left to the engine),
-# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken.
-STATUS, TAU, STEP, NU, S, Q, TAKEN = range(7)
-FIELDS = TAKEN + 1
+# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
+# at the τ before.
+STATUS, TAU, STEP, NU, S, Q, TAKEN, BEFORE = range(8)
+FIELDS = BEFORE + 1
 
 
 @helper
@@ -39,7 +41,7 @@ def together(x):
     """How many rows of x are searched together; 0 if they are too short or too long for that."""
     n = x.shape[1]
     size = n * x.itemsize
-    return max(BYTES // size, 1) if n >= FROM and size <= LONGEST else 0
+    return max(BYTES // size, min(LONGEST // size, 2)) if n >= FROM and size <= LONGEST else 0
 
 
 @helper
@@ -154,7 +156,7 @@ def _look(z, absolute, folded, row, log):
         nu, s, q = _sums(folded, z.dtype.type(row[TAU]))
     if taken < log.size:
         log[taken] = nu
-    row[NU], row[S], row[Q], row[TAKEN] = nu, s, q, taken + 1.0
+    row[NU], row[S], row[Q], row[TAKEN], row[BEFORE] = nu, s, q, taken + 1.0, row[NU]
 
 
 @helper(forceinline=True)
@@ -208,6 +210,20 @@ def _sharp(kind, p, nu, tau):
     if kind >= m.CAI:
         return nu > NARROW * p and not m.delicate(p, nu)
     return nu > 0.0 and p > passes.TINY * tau
+
+
+@helper(forceinline=True)
+def _is_last(kind, p, row):
+    """Whether a Newton step is to end it: most likely no entry is left between τ and τ*.
+
+    So it is after two steps of third order; or after one which has passed so few, g, that its
+    smooth density, off by about √g, has misled it by less than an entry.
+    """
+    if row[TAKEN] > 3.0:
+        return True
+    passed, nu = abs(row[NU] - row[BEFORE]), row[NU]
+    near = row[TAKEN] == 3.0 and passed * passed * passed < NEAR * nu * nu
+    return near and _sharp(kind, p, nu, row[TAU])
 
 
 @helper(forceinline=True)
@@ -279,13 +295,13 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
             if rows[r, STATUS] == m.GO:
                 if k == 0:
                     _guess(kind, table[r, WANTED], tol, itemsize, real, rows[r])
-                elif k < 3:
-                    _step(kind, table[r, WANTED], itemsize, real, rows[r])
-                else:
+                elif _is_last(kind, table[r, WANTED], rows[r]):
                     _last_step(kind, table[r, WANTED], itemsize, rows[r])
-        if k >= 3:
+                else:
+                    _step(kind, table[r, WANTED], itemsize, real, rows[r])
+        if k >= 2:
             for r in range(x.shape[0]):
-                if rows[r, STATUS] == m.GO:
+                if rows[r, STATUS] == m.GO and _is_last(kind, table[r, WANTED], rows[r]):
                     _end(kind, table[r, WANTED], folded[r], rows[r])
 
 
