@@ -264,3 +264,31 @@ def test_the_engine_agrees():
         np.testing.assert_allclose(
             project(x, p), project(longer, p)[:, :limit], rtol=1e-12, atol=1e-15
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("project", [project_l1_ball, project_cai])
+def test_most_rows_end_early(dtype, project):
+    """The sums at 0, at a guess and after one more step: then a Newton step is enough."""
+    x = np.random.default_rng(0).standard_normal((200, 1000)).astype(dtype)
+    a = np.sort(np.abs(x), axis=1)
+    over = np.maximum(a - a[:, 499:500], 0.0, dtype=float)
+    p = over.sum(1) if project is project_l1_ball else level_for_nnz(x, 500)
+    passes = project(x, p, full_output=True)[1].passes
+    assert np.mean(passes == 3) > 0.4
+    assert passes.max() <= 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2000, 4000, 9000])
+def test_a_tie_below_a_level(dtype, n):
+    """Below the count of the largest no threshold exists, though rounding makes one appear."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = np.sort(rng.uniform(0.1, 3.0, 4)).astype(dtype)
+        x = rng.choice(values, n)
+        top = np.count_nonzero(x == values[3])
+        y = project_cai(x, top * (1 - 1e-9))
+        assert np.count_nonzero(y) == top, seed
+        kept = np.sort(y[x == values[3]])
+        assert kept[0] < kept[1] == kept[-1]  # all the same but one

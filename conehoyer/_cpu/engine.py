@@ -675,9 +675,12 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
         st = _advance(kind, p, tol, st, nu, s, q, log)
+        tau = st.anchor + st.offset
+        if st.status == m.SOFT and quick and not two_sided and _any_between(candidates, tau, tau):
+            quick, st = False, _move(st, st.anchor, st.offset, False)  # rounding may have let it in
+            continue
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
-        tau = st.anchor + st.offset
         newton = st.nu == nu and not settled
         newton = newton and st.pinned == before.pinned and st.overshoots == before.overshoots
         settled = False
