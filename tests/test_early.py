@@ -309,3 +309,17 @@ def test_a_narrower_band_and_back(dtype):
         assert st.anchor + st.offset == pytest.approx(
             exact, rel=1e-13 if dtype == np.float64 else 1e-6
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_many_ties_as_the_level(dtype):
+    """The largest stay as they are, and nothing else."""
+    for n in (20_000, 70_001, 400_000):
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            values = (rng.uniform(0.1, 3.0, 2) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
+            x = rng.choice(values, n)
+            top = x == values.max()
+            got = ch.project_cai(x, np.count_nonzero(top))
+            np.testing.assert_allclose(got[top], x[top], rtol=1e-5)
+            assert not got[~top].any()

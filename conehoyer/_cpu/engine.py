@@ -419,7 +419,8 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
     if guess.status == m.TIED and not few and known.theta == math.inf:
-        near = _move(st, guess.anchor, -abs(guess.anchor) * 2.0**-50, False)
+        top = np.float64(z.dtype.type(guess.anchor))  # float32 sums had it rounded
+        near = _move(st, top, -abs(top) * 2.0**-50, False)
         return _own_job(near, job.l2, samples)  # only entries equal to the anchor lie above
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         return plain
