@@ -889,6 +889,14 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         rough = job.action == OWN and job.state.anchor == 0.0 and z.itemsize == 4
         if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
             rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
+        again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
+        if again and abs(st.anchor + st.offset - known.theta) > 2.0**-40 * (st.s / st.nu):
+            # The support before may have been that of float32 sums: is it still the same here?
+            st = m.State(
+                m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
+                st.passes, 0.0, 0.0,
+            )  # fmt: skip
+            return _sums_job(st, l2, TIES)
         if st.status == m.SOFT and rough:
             return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
         if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
