@@ -10,7 +10,7 @@ the first pass takes the sums at τ = 0 and guesses τ from them; a second one c
 above a point well left of the guess; Newton steps on those entries end it.
 
 The usual course on a long slice: a small sample gives τ and its standard error; one pass sums
-what lies above the band τ ± 3.5 errors and stores what lies inside it, where the heads of the
+what lies above the band τ ± 2.75 errors and stores what lies inside it, where the heads of the
 chunks, a larger sample, have made the band of a longer slice narrower (long heads are not read
 again); the few stored entries then give τ exactly; one pass writes.  Where few entries lie above
 the band it has no upper edge, and unless the result replaces the data, the pass that stores them
@@ -677,9 +677,12 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         before = st
         st = _advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
-        if st.status == m.SOFT and quick and not two_sided and _any_between(candidates, tau, tau):
-            quick, st = False, _move(st, st.anchor, st.offset, False)  # rounding may have let it in
-            continue
+        if st.status == m.SOFT and quick and not two_sided:
+            slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau)
+            low, high = buffer.dtype.type(tau - slack), buffer.dtype.type(tau + slack)
+            if 32 * passes.count_between(candidates, low, high) > candidates.size:  # they tie
+                quick, st = False, _move(st, st.anchor, st.offset, False)
+                continue
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
         newton = st.nu == nu and not settled

@@ -166,6 +166,20 @@ def any_between(z, lo, hi):
 
 
 @helper
+def count_between(z, lo, hi):
+    """How many entries lie in [lo, hi], or are NaN."""
+    low, high = simd.splat(lo), simd.splat(hi)
+    width, count = simd.lanes(z), 0
+    whole = z.size // width * width
+    for i in range(0, whole, width):
+        a = simd.load(z, i)
+        count += simd.count(simd.differ(simd.not_less(a, low), simd.above(a, high)))
+    for i in range(whole, z.size):
+        count += not z[i] < lo and not z[i] > hi
+    return count
+
+
+@helper
 def influences(sample, run, anchor, offset, limit, linear, square, unit):
     """Σg and Σg² over runs of the sample, g = Σ(linear·d − square·d²)/unit over a run.
 
