@@ -893,13 +893,14 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
             rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
         again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
+        again = again and job.samples <= TIES  # once
         if again and abs(st.anchor + st.offset - known.theta) > 2.0**-40 * (st.s / st.nu):
             # The support before may have been that of float32 sums: is it still the same here?
             st = m.State(
                 m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
                 st.passes, 0.0, 0.0,
             )  # fmt: skip
-            return _sums_job(st, l2, TIES)
+            return _sums_job(st, l2, TIES + 1)
         if st.status == m.SOFT and rough:
             return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
         if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
@@ -920,7 +921,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         return _sums_job(st, l2, job.samples)
     if tau == 0.0 and st.nu < 0.0 and kind != m.SIMPLEX and st.lo >= 0.0:
         return _plain_job(st, l2, MOST_SAMPLES)  # to see whether the input counts as feasible
-    if z.itemsize == 4 and (job.samples == TIES or st.passes > PATIENCE):
+    if z.itemsize == 4 and (job.samples >= TIES or st.passes > PATIENCE):
         return _sums_job(st, l2, max(job.samples, MOST_SAMPLES))
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= KEPT * z.size)):
