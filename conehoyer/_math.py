@@ -219,7 +219,7 @@ def delicate(level, nu):
     the score is l over the whole gap below them.
     """
     return 0.0 < nu - level <= 0.05 * level or (
-        0.0 < nu - level < 1.5 and abs(level - math.floor(level + 0.5)) <= 1e-9 * level
+        0.0 < nu - level < 1.5 and abs(level - math.floor(level + 0.5)) <= 1e-7 * level
     )
 
 
@@ -285,6 +285,12 @@ def advance(kind, p, tol, st, nu, s, q):
         else:
             hi = min(hi, tau)
 
+    # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved: a
+    # step from here, with ν near l, may be a wild one.
+    close = cone and st.nu >= 0.0 and nu > 0.0 and not everything
+    close = close and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
+    arrived = close and not left
+
     # The support's spread against its distance from the anchor: where it drowns in
     # rounding, take the sums again relative to the support's mean.
     tied = False
@@ -293,7 +299,8 @@ def advance(kind, p, tol, st, nu, s, q):
         var = q / nu - mean * mean
         lost = drowned(p, nu, mean, var)
         # Before it ends with the same support twice, every digit counts.
-        final = nu == st.nu and delicate(p, nu) and abs(mean) > 0.25 * (mean - offset)
+        final = (nu == st.nu or close) and delicate(p, nu)
+        final = final and abs(mean) > 0.25 * (mean - offset)
         if (lost or final) and passes < MAX_PASSES:
             closer = anchor + mean
             if closer != anchor:
@@ -309,16 +316,17 @@ def advance(kind, p, tol, st, nu, s, q):
     if tied and nu == p and not everything:
         return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
 
-    # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved: a
-    # step from here, with ν near l, may be a wild one.
-    arrived = cone and not left and st.nu >= 0.0 and nu > 0.0 and not everything
-    arrived = arrived and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
     can_step = nu > 0.0 and (nu > p or not cone)
     far = False
     if can_step or arrived:
         step = newton_offset(kind, p, nu, s, q) if can_step else offset
-        near = 2.0**-16 if nu == st.nu else 2.0**-36  # no entries come back, or hardly any
-        if arrived and not abs(step - offset) <= near * (s / nu - offset):
+        # To the left of where a step from more entries has led, hardly any may come back.
+        near = 2.0**-16 if nu == st.nu else 2.0**-36
+        near = near if step <= offset else 2.0**-8
+        gap, move = s / nu - offset, abs(step - offset)
+        # Nor take a step that changes the result by rounding alone: it may let an entry in.
+        idle = move * move * (nu - p) <= 2.0**-86 * (gap * gap)
+        if arrived and (idle or not move <= near * gap):
             step = offset
         # The same support twice, or no progress from the left: solved.
         solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
@@ -339,7 +347,7 @@ def advance(kind, p, tol, st, nu, s, q):
         if solved and cone and st.overshoots == 0 and not everything and delicate(p, nu):
             # Once more without the entries that lie on τ but for rounding.
             beyond = step + 2.0**-50 * (s / nu - step)
-            return State(GO, anchor, beyond, lo, hi, nu, 1, True, at_zero, passes, 0.0, 0.0)
+            return State(GO, anchor, beyond, lo, hi, st.nu, 1, True, at_zero, passes, 0.0, 0.0)
         if solved:
             sd, qd = sums_at(nu, s, q, step)
             if not at_zero:

@@ -513,3 +513,39 @@ def test_radius_of_a_few_of_the_smallest_numbers(method, dtype, nonneg):
             assert np.abs(x - exact).max() <= 1.5 * LD(unit)
             again = ch.project_l1_ball(x, radius, method=method, nonneg=nonneg)
             assert again.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nearly_tied_entries_with_the_next_at_the_threshold(dtype):
+    """The level is close to their number, and rounding must not let the next entry in."""
+    bound = 1e-5 if dtype is np.float32 else 1e-12
+    for seed in range(1500):
+        rng = np.random.default_rng(seed)
+        k, n = rng.integers(2, 7), rng.integers(7, 14)
+        spread = 10.0 ** rng.uniform(-7.0, -3.0)
+        y = rng.choice([-1, 1], n) * rng.uniform(0.1, 0.9, n)
+        y[:k] = 1.0 + spread * rng.random(k)
+        y[k] = 1.0 - 10.0 ** rng.uniform(-4.0, 0.0)
+        y = y.astype(dtype)
+        a = np.sort(np.abs(y.astype(LD)))[::-1]
+        gaps = np.maximum(a - a[k], 0)
+        if not gaps[0] > gaps[k - 1] > 0.0:
+            continue
+        level = float(oracle.hoyer_score(gaps))
+        assert error(ch.project_cai(y, level), oracle.project_cai(y, level)) <= bound, seed
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 50, 300])
+def test_a_level_just_below_a_count_of_ties(n):
+    """No threshold exists then, but the sums of float32 numbers have one just below the others."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        low, high = np.sort(rng.uniform(0.1, 3.0, 2)).astype(np.float32)
+        k = rng.integers(2, n, endpoint=True)
+        y = rng.permutation(np.where(np.arange(n) < k, high, low)) * rng.choice([-1, 1], n)
+        y = y.astype(np.float32)
+        for below in (1e-9, 1e-8, 1e-7):
+            level = k * (1.0 - below)
+            if float(oracle.hoyer_score(y)) > level * (1.0 + 2e-6):
+                x = ch.project_cai(y, level)
+                assert error(x, oracle.project_cai(y, level)) <= 1e-5, (seed, below)

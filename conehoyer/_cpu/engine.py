@@ -677,12 +677,16 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         before = st
         st = _advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
-        if st.status == m.SOFT and quick and not two_sided:
-            slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau)
-            low, high = buffer.dtype.type(tau - slack), buffer.dtype.type(tau + slack)
-            if 32 * passes.count_between(candidates, low, high) > candidates.size:  # they tie
-                quick, st = False, _move(st, st.anchor, st.offset, False)
-                continue
+        if st.status == m.SOFT and buffer.itemsize == 4 and not two_sided:
+            slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau) if quick else 0.0
+            low = buffer.dtype.type(min(tau, seen.theta) - slack)
+            high = buffer.dtype.type(max(tau, seen.theta) + slack)
+            # The sums before were float32's; have those at the last τ led across ties?
+            moved = kind >= m.CAI and abs(tau - seen.theta) > 2.0**-40 * (st.s / st.nu)
+            if quick or (moved and st.passes < PATIENCE):
+                if 32 * passes.count_between(candidates, low, high) > candidates.size:
+                    quick, st = False, _move(st, st.anchor, st.offset, False)
+                    continue
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
         newton = st.nu == nu and not settled
