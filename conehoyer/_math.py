@@ -333,9 +333,11 @@ def advance(kind, p, tol, st, nu, s, q):
         # But sums relative to an anchor far from the support, as after a step from −1e30, carry
         # its rounding, and so does a τ that has moved although the support has not: once more,
         # from where they say τ is.
-        if solved and not cone and anchor + step != anchor and passes < NEWTON_PASSES:
+        if solved and not cone and passes < NEWTON_PASSES:
             far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
-            far = far or (nu == st.nu and abs(step - offset) > 2.0**-16 * (p / nu))
+            far = far and anchor + step != anchor
+            exact = 2.0**-42 if 0.0 < tol < 1e-12 else 2.0**-16  # the sums of float32 are less so
+            far = far or (nu == st.nu and move > exact * (p / nu))
         solved = solved and not far
         # Do not chase a step that passes τ* by a little, again and again.
         little = abs(closeness(kind, p, sd, qd)) <= 2.0**-20
