@@ -57,9 +57,16 @@ def condat_threshold(a, count, radius, heap):
                 kept += 1
         changed = kept < live.size
         live = live[:kept]
-    # The running mean has lost digits; the support has not.
-    size, total, _ = passes.sums(live, False, rho, -math.inf)
-    return rho, m.newton_offset(m.L1, radius, size, total, 0.0), live.size
+    # The running mean has lost digits, and with them maybe entries next to it: Newton's method
+    # from safely left of it, whose sums relative to the mean have all digits.
+    offset, size = -count * 2.0**-52 * (abs(rho) + radius), 0.0
+    for _ in range(m.NEWTON_PASSES):
+        before = size
+        size, total, _ = passes.sums(a[:count], False, rho, offset)
+        if size == before:
+            break
+        offset = m.newton_offset(m.L1, radius, size, total, 0.0)
+    return rho, offset, int(size)
 
 
 @helper
