@@ -342,7 +342,9 @@ def advance(kind, p, tol, st, nu, s, q):
         # Do not chase a step that passes τ* by a little, again and again.
         little = abs(closeness(kind, p, sd, qd)) <= 2.0**-20
         solved = solved or (st.overshoots >= 4 and not left and little)
-        if solved and left and not everything:
+        # Back only to mend rounding: where the same entries meet the constraint to the last bit.
+        mends = close and nu == st.nu and not idle and move <= near * gap
+        if solved and left and not everything and not mends:
             step = max(step, offset)
         if not signed:
             step = max(step, -anchor)

@@ -535,6 +535,15 @@ def test_nearly_tied_entries_with_the_next_at_the_threshold(dtype):
         assert error(ch.project_cai(y, level), oracle.project_cai(y, level)) <= bound, seed
 
 
+def test_a_score_right_to_the_last_bit_is_not_the_end():
+    """Of three entries nearly alike, at a level just below their score, H tells little of τ."""
+    for seed in range(2000):
+        rng = np.random.default_rng(seed)
+        y = 1.0 + 10.0 ** rng.uniform(-5.0, -3.0) * rng.standard_normal(3)
+        level = float(oracle.hoyer_score(y)) * (1.0 - 1e-9)
+        assert error(ch.project_cai(y, level), oracle.project_cai(y, level)) <= 1e-12, seed
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 50, 300])
 def test_a_level_just_below_a_count_of_ties(n):
     """No threshold exists then, but the sums of float32 numbers have one just below the others."""
