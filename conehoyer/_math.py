@@ -336,7 +336,8 @@ def advance(kind, p, tol, st, nu, s, q):
         if solved and not cone and passes < NEWTON_PASSES:
             far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
             far = far and anchor + step != anchor
-            exact = 2.0**-42 if 0.0 < tol < 1e-12 else 2.0**-16  # the sums of float32 are less so
+            # The slack tells float64 data; sums of float32 numbers are less exact.
+            exact = 2.0**-42 if 0.0 < tol < 1e-12 else 2.0**-16
             far = far or (nu == st.nu and move > exact * (p / nu))
         solved = solved and not far
         # Do not chase a step that passes τ* by a little, again and again.

@@ -682,7 +682,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             low = buffer.dtype.type(min(tau, seen.theta) - slack)
             high = buffer.dtype.type(max(tau, seen.theta) + slack)
             # The sums before were float32's; have those at the last τ led across ties?
-            moved = kind >= m.CAI and abs(tau - seen.theta) > 2.0**-40 * (st.s / st.nu)
+            moved = kind >= m.CAI and _has_moved(st, seen.theta)
             if quick or (moved and st.passes < PATIENCE):
                 if 32 * passes.count_between(candidates, low, high) > candidates.size:
                     quick, st = False, _move(st, st.anchor, st.offset, False)
@@ -756,6 +756,12 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
 def _keeps_digits(kind, p, nu, s, step):
     """Whether a closer anchor would add nothing to the digits of τ, `step` from this one."""
     return abs(step) <= s / nu - step and (kind <= m.SIMPLEX or nu > SPREAD * p)
+
+
+@helper
+def _has_moved(st, theta):
+    """Whether the τ of a verdict is not, but for rounding, where its sums were taken."""
+    return abs(st.anchor + st.offset - theta) > 2.0**-40 * (st.s / st.nu)
 
 
 @helper
@@ -898,7 +904,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
             rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
         again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
         again = again and job.samples <= TIES  # once
-        if again and abs(st.anchor + st.offset - known.theta) > 2.0**-40 * (st.s / st.nu):
+        if again and _has_moved(st, known.theta):
             # The support before may have been that of float32 sums: is it still the same here?
             st = m.State(
                 m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
