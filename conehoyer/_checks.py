@@ -292,12 +292,12 @@ def number_if_one(values):
 
 def per_slice(value, name, s, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
-    if s.axis is None:
-        return per_batch(value, name, s.batch, low, high, what)
-    if not on_device(value) and np.ndim(value) == len(s.batch) + 1:
-        array = np.asarray(value)
-        if array.shape[s.axis] == 1:
-            value = np.squeeze(array, s.axis)  # the shape of a score with keepdims=True
+    if not isinstance(value, (float, int)) and not on_device(value):  # the usual case, quickly
+        array = np.asarray(value)  # it may have the shape of a score with keepdims=True
+        if s.axis is None and array.size == 1:
+            value = array.reshape(())
+        elif s.axis is not None and array.ndim == len(s.batch) + 1 and array.shape[s.axis] == 1:
+            value = np.squeeze(array, s.axis)
     return per_batch(value, name, s.batch, low, high, what)
 
 

@@ -431,13 +431,13 @@ def scale(kind, st, l2):
 
 
 @register_jitable
-def tied_profile(level):
-    """Nonnegative k-vector (1, …, 1, b) with k = ⌈l⌉ and score exactly l: returns k, b."""
+def tied_profile(level, rest):
+    """Nonnegative k-vector (1, …, 1, b) with k = ⌈l⌉ and score l = level + rest: returns k, b."""
     k = math.ceil(level)
     if k <= 1.0:
         return 1.0, 1.0
-    root = math.sqrt((k - 1.0) * level * (k - level))
-    return k, (k - 1.0) * (level - k + 1.0) / (k - 1.0 + root)
+    root = math.sqrt((k - 1.0) * level * max(k - level - rest, 0.0))
+    return k, (k - 1.0) * (level - k + 1.0 + rest) / (k - 1.0 + root)
 
 
 @register_jitable
@@ -447,6 +447,67 @@ def tied_scale(kind, k, b, top, l2):
     if kind == CAI:
         return top * (k - 1.0 + b) / norm2
     return l2 / math.sqrt(norm2)
+
+
+# The level of Hoyer's projection comes as two floats, `level` and the `rest` that the first
+# lacks: where ν is little more than l, or where many entries tie, the result shows the rest.
+
+
+@register_jitable
+def refined(level, rest, st):
+    """The soft threshold for level + rest, from that for `level` on the same support."""
+    room = st.nu - level
+    if st.status != SOFT or rest == 0.0 or not room > 0.0:
+        return st
+    part = rest / room
+    root = math.sqrt(max(1.0 - part, 2.0**-106))
+    more = part / (root * (1.0 + root))  # the mean of d grows by 1/root
+    s = st.s + st.s * more
+    return State(
+        SOFT, st.anchor, st.offset - st.s / st.nu * more, st.lo, st.hi, st.nu, st.overshoots,
+        st.pinned, st.at_zero, st.passes, s, s * s / level,
+    )  # fmt: skip
+
+
+@register_jitable
+def level_of_ratio(ratio, low, n):
+    """Level and rest of n entries whose norms have the ratio L1/L2 = ratio + low.
+
+    The level is below n unless it is n; up to 1e-15 more than one counts as one.
+    """
+    level, rest = two_product(ratio, ratio)
+    level, rest = two_sum(level, rest + 2.0 * ratio * low)
+    if level < 1.0 + 1e-15:
+        return 1.0, 0.0
+    if level < n:
+        return level, rest
+    if (level - n) + rest > -(2.0**-100) * n:
+        return n, 0.0
+    below = n - n * 2.0**-53  # the float before n
+    return below, (level - below) + rest
+
+
+@register_jitable
+def level_of_sparseness(sparseness, n):
+    """Level and rest of n entries with Hoyer's sparseness: of 1 + (1 − sparseness)·(√n − 1)."""
+    most, most_low = root_less_one(n)
+    share, share_low = two_sum(1.0, -sparseness)
+    more, more_low = two_product(share, most)
+    ratio, low = two_sum(1.0, more)
+    return level_of_ratio(ratio, low + (more_low + (share * most_low + share_low * most)), n)
+
+
+@register_jitable
+def level_of_norms(l1, l2, n):
+    """Level and rest of n entries with these norms; what is n but for their rounding becomes n."""
+    if l2 == 0.0:
+        return 1.0, 0.0
+    unit = int(math.frexp(l2)[1])
+    l1, l2 = math.ldexp(l1, -unit), math.ldexp(l2, -unit)
+    ratio = l1 / l2
+    product, rest = two_product(ratio, l2)
+    level, rest = level_of_ratio(ratio, ((l1 - product) - rest) / l2, n)
+    return (n, 0.0) if level > n * (1.0 - 1e-15) else (level, rest)
 
 
 # Groups: the projected norms u of groups with the norms v.
@@ -569,15 +630,21 @@ def next_above(a):
 
 
 @register_jitable
+def root_less_one(n):
+    """√n − 1 as the sum of two floats."""
+    root = math.sqrt(n)
+    square, rest = two_product(root, root)
+    root_low = ((n - square) - rest) / (2.0 * root)
+    return two_sum(root - 1.0, root_low)  # root − 1 is exact
+
+
+@register_jitable
 def gsp_weight(n):
     """β = 1/(√n − 1) for n ≥ 2, as the sum of two floats.
 
     One float would move τ by its rounding, which near-constant vectors feel.
     """
-    root = math.sqrt(n)
-    square, rest = two_product(root, root)
-    root_low = ((n - square) - rest) / (2.0 * root)
-    below, below_low = two_sum(root - 1.0, root_low)  # root − 1 is exact
+    below, below_low = root_less_one(n)
     beta = 1.0 / below
     product, rest = two_product(beta, below)
     return beta, beta * (((1.0 - product) - rest) - beta * below_low)

@@ -143,21 +143,7 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
         raise ValueError(f"sparseness must be in [0, 1], got {values[bad].flat[0]}")
     if (sizes < 1).any():
         raise ValueError(f"n must be >= 1, got {sizes[sizes < 1].flat[0]}")
-    return level_of_ratio(hoyer_ratio(values, sizes), sizes)[()]
-
-
-def hoyer_ratio(sparseness, n):
-    """‖x‖₁/‖x‖₂ of a vector of length n with this sparseness.
-
-    In more than double precision, where there is one: the level is its square, and where
-    thousands of entries tie, the last of them shows the level's last bit.
-    """
-    root = np.sqrt(np.asarray(n, np.longdouble))
-    return 1.0 + (1.0 - sparseness) * (root - 1.0)  # nothing cancels near sparseness 1
-
-
-def level_of_ratio(ratio, n):
-    """The level (‖x‖₁/‖x‖₂)² in [1, n]; what is one or n but for rounding becomes it."""
-    level = np.clip((ratio * ratio).astype(np.float64), 1.0, n)
-    level = np.where(level > n * (1.0 - 1e-15), n, level)
-    return np.where(level < 1.0 + 1e-15, 1.0, level)
+    values, sizes = np.broadcast_arrays(values.astype(float), sizes.astype(float))
+    levels, rests = np.empty(values.size), np.empty(values.size)
+    kernels.levels_of_sparseness(values.ravel(), sizes.ravel(), levels, rests)
+    return (levels + rests).reshape(values.shape)[()]

@@ -1,22 +1,22 @@
 """Projections of vectors: the CAI cone, Hoyer's sparseness, the l1 ball, the simplex."""
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
 from . import _checks, _threads
 from . import _math as m
 from ._cpu import across, classic, engine, passes
-from ._cpu.arrays import LOG, NORM, STATUS, WANTED
-from ._cpu.levels import count_nonzeros
+from ._cpu.arrays import LOG, NORM, REST, STATUS, WANTED
+from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
 from ._threads import resolve_workers, run_split
-from .levels import hoyer_ratio, level_of_ratio
 
 SHARED_FROM = 1 << 23  # bytes of a slice below which one thread is faster than several
 _MOST = np.finfo(float).max
+_level_of_sparseness = lru_cache(m.level_of_sparseness)  # in Python it takes half of a short call
 
 
 @takes_tensors
@@ -149,7 +149,7 @@ def project_cai(
     elif method == "iterative":
         run = partial(classic.iterative_rows, not nonneg, s.slack)
     return _project(
-        s, x, m.CAI, not nonneg, levels, None, run,
+        s, x, m.CAI, not nonneg, levels, None, None, run,
         out, overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
 
@@ -269,26 +269,29 @@ def project_hoyer(
     """
     s = _checks.slices(x, axis)
     _checks.choose(method, "method", ("cfp", "alternating"))
-    levels, norms = _hoyer_parameters(s, sparseness, l1, l2)
+    levels, rests, norms = _hoyer_parameters(s, sparseness, l1, l2)
     run = None
     if method == "alternating":
         if s.home is not None:
             raise ValueError(f"on the GPU method must be 'cfp', got {method!r}")
         run = partial(classic.alternating_rows, not nonneg, s.slack)
     return _project(
-        s, x, m.HOYER, not nonneg, levels, norms, run,
+        s, x, m.HOYER, not nonneg, levels, rests, norms, run,
         out, overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
 
 
 def _hoyer_parameters(s, sparseness, l1, l2):
-    """Level (L1/L2)² and norm L2 of the slices; a negative L2 stands for the input's norm."""
-    n = max(s.length, 1)
-    if l1 is None and isinstance(sparseness, float) and 0.0 < sparseness < 1.0:
+    """Level (L1/L2)², its rest and norm L2 of the slices; a negative L2 stands for the input's.
+
+    For the rest of a level see `_math`.
+    """
+    n = float(max(s.length, 1))
+    if l1 is None and isinstance(sparseness, float) and 0.0 <= sparseness <= 1.0:
         # The usual calls, without the array arithmetic that costs more than the kernel.
         if l2 is None or (isinstance(l2, float) and 0.0 <= l2 <= _MOST):
-            ratio = hoyer_ratio(sparseness, n)
-            return min(max(float(ratio * ratio), 1.0), float(n)), -1.0 if l2 is None else float(l2)
+            level, rest = _level_of_sparseness(sparseness, n)
+            return level, rest, -1.0 if l2 is None else float(l2)
     norms = None
     if l2 is not None:
         norms = _checks.per_slice(l2, "l2", s, 0.0, _MOST, "finite and >= 0")
@@ -297,24 +300,29 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             "give either sparseness (with or without l2) or both l1 and l2, got "
             f"sparseness={sparseness!r}, l1={l1!r}, l2={l2!r}"
         )
+    count = math.prod(s.batch)
+    levels, rests = np.empty(count), np.empty(count)
     if l1 is None:
         values = _checks.per_slice(sparseness, "sparseness", s, 0.0, 1.0, "in [0, 1]")
-        levels = _checks.number_if_one(level_of_ratio(hoyer_ratio(values, n), n))
-        return levels, -1.0 if norms is None else _checks.number_if_one(norms)
+        levels_of_sparseness(values, np.full(count, n), levels, rests)
+    else:
+        if norms is None:
+            raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
+        sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
+        zero = (sums == 0.0) & (norms == 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.where(zero, 1.0, sums / norms)
+        bad = (ratios < 1.0 - 1e-12) | (ratios > math.sqrt(n) * (1.0 + 1e-12))
+        if bad.any() and s.length:
+            i = int(np.flatnonzero(bad)[0])
+            raise ValueError(
+                f"no vector of length {s.length} has these norms: "
+                f"l2 <= l1 <= sqrt({s.length})*l2 is needed, got l1={sums[i]}, l2={norms[i]}"
+            )
+        levels_of_norms(sums, norms, n, levels, rests)
     if norms is None:
-        raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
-    sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
-    zero = (sums == 0.0) & (norms == 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(zero, 1.0, sums / norms)
-    bad = (ratios < 1.0 - 1e-12) | (ratios > math.sqrt(n) * (1.0 + 1e-12))
-    if bad.any() and s.length:
-        i = int(np.flatnonzero(bad)[0])
-        raise ValueError(
-            f"no vector of length {n} has these norms: l2 <= l1 <= sqrt({n})*l2 is needed, "
-            f"got l1={sums[i]}, l2={norms[i]}"
-        )
-    return _checks.number_if_one(level_of_ratio(ratios, n)), _checks.number_if_one(norms)
+        norms = np.full(1, -1.0)
+    return tuple(map(_checks.number_if_one, (levels, rests, norms)))
 
 
 @takes_tensors
@@ -414,7 +422,7 @@ def project_l1_ball(
     radii = _checks.parameter(radius, "radius", s, 0.0, what=">= 0")
     run = _ball_method(s, m.L1, not nonneg, method)
     return _project(
-        s, x, m.L1, not nonneg, radii, None, run,
+        s, x, m.L1, not nonneg, radii, None, None, run,
         out, overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
 
@@ -511,7 +519,7 @@ def project_simplex(
     totals = _checks.parameter(total, "total", s, 0.0, _MOST, "finite and >= 0")
     run = _ball_method(s, m.SIMPLEX, False, method)
     return _project(
-        s, x, m.SIMPLEX, False, totals, None, run,
+        s, x, m.SIMPLEX, False, totals, None, None, run,
         out, overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
 
@@ -540,20 +548,23 @@ def _ball_rows(kind, absolute, tol, by_sorting, z, target, table, first, last):
 
 
 def _project(
-    s, x, kind, absolute, levels, norms, run, out, overwrite_x, workers, check_finite, full_output
-):
+    s, x, kind, absolute, levels, rests, norms, run,
+    out, overwrite_x, workers, check_finite, full_output,
+):  # fmt: skip
     """Project all slices by the engine, or by `run`: a rows function, on the GPU kernels."""
     workers = resolve_workers(workers)
     if s.home is not None:
         from ._cuda import projections as on_gpu
 
+        if rests is not None:
+            levels = levels + rests  # what the GPU's double precision shows of them
         return on_gpu.project(
             s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
         )
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
     if cubes is not None and not _worth_sharing(cubes[0].size // s.length, cubes[0], workers):
         return _project_across(
-            s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output
+            s, cubes, kind, absolute, levels, rests, norms, workers, check_finite, full_output
         )
     z = _checks.rows(s)
     z, goal = _checks.target(s, x, z, out, overwrite_x)
@@ -563,7 +574,7 @@ def _project(
     if goal.in_place and check_finite and (count > 1 or run is not None):
         if not passes.all_finite(z.reshape(-1)):
             raise _checks.not_finite()  # before any row is overwritten
-    table = _table(count, levels, norms, full_output)
+    table = _table(count, levels, rests, norms, full_output)
     shared = run is None and _worth_sharing(count, z, workers)
     if not shared:
         more = 0 if run is None else 3  # the other methods are much more work
@@ -588,7 +599,7 @@ def _worth_sharing(count, z, workers):
     return workers > count and z.nbytes >= count * SHARED_FROM
 
 
-def _table(count, levels, norms, full_output):
+def _table(count, levels, rests, norms, full_output):
     """What the kernels are to do with each slice; a single one has room to tell of its passes."""
     logged = m.MAX_PASSES if full_output and count == 1 else 0
     table = np.zeros((count, LOG + logged))
@@ -597,17 +608,19 @@ def _table(count, levels, norms, full_output):
     rows = slice(None) if count > 1 else 0  # one entry is filled in less time
     table[rows, WANTED] = levels
     if norms is not None:
-        table[rows, NORM] = norms
+        table[rows, NORM], table[rows, REST] = norms, rests
     return table
 
 
-def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_finite, full_output):
+def _project_across(
+    s, cubes, kind, absolute, levels, rests, norms, workers, check_finite, full_output
+):
     """Slices whose entries are not side by side: some at a time become rows."""
     z, target, result = cubes
     count, _, columns = z.shape
     if _checks.same_memory(z, target) and check_finite and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()
-    table = _table(count * columns, levels, norms, full_output)
+    table = _table(count * columns, levels, rests, norms, full_output)
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.columns_at_once(z, workers)
     panels = count * -(-columns // width)
@@ -621,7 +634,7 @@ def _project_across(s, cubes, kind, absolute, levels, norms, workers, check_fini
 def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
     """One long slice by several threads: the steps of `engine.project_rows`, split."""
     z, target = x[r], out[r]
-    norm, level, log = table[r, NORM], table[r, WANTED], table[r, LOG:]
+    norm, level, rest, log = table[r, NORM], table[r, WANTED], table[r, REST], table[r, LOG:]
     buffer = target if whole else np.empty_like(z)
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, whole)
     held = np.empty(engine.room_to_hold(z.size), z.dtype)
@@ -640,11 +653,11 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, r, r + 1)
         return
     run_split(
-        lambda i, j: engine.write(job, kind, absolute, level, z, target, part, few, i, j),
+        lambda i, j: engine.write(job, kind, absolute, level, rest, z, target, part, few, i, j),
         chunks,
         workers,
     )
-    engine.report(job.state, kind, level, table[r])
+    engine.report(job.state, kind, level, rest, table[r])
 
 
 def _complain(status, check_finite):

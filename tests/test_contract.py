@@ -181,6 +181,10 @@ def test_constraints_broadcast_over_the_slices(kind):
         got = project(kind, x, value, axis=1)
         expected = one_by_one(kind, x, 1, over_slices)
         np.testing.assert_array_equal(got, expected, err_msg=str(shape))
+    expected = project(kind, x, low, axis=None)
+    for shape in [(), (1,), (1, 1, 1)]:
+        got = project(kind, x, np.full(shape, low), axis=None)
+        np.testing.assert_array_equal(got, expected, err_msg=str(shape))
 
 
 @every_function

@@ -434,7 +434,7 @@ def test_masks_that_a_sample_has_not_seen(seed):
             job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0)
         )
     assert job.state.status == m.SOFT
-    engine.write(job, m.SIMPLEX, False, total, y, out, part, few, 0, len(part))
+    engine.write(job, m.SIMPLEX, False, total, 0.0, y, out, part, few, 0, len(part))
     assert close(out, oracle.project_simplex(y, total))
 
 

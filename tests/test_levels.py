@@ -1,5 +1,7 @@
 """level_for_nnz and level_for_sparseness: levels that keep their promise."""
 
+import decimal
+
 import numpy as np
 import oracle
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import conehoyer as ch
+from conehoyer import _math as m
 from conehoyer._cpu import engine, levels
 from conehoyer._jit import entry
 
@@ -185,6 +188,26 @@ def test_level_for_sparseness_broadcasts():
     got = ch.level_for_sparseness(np.array([0.0, 0.5, 1.0]), 9)
     assert got.shape == (3,)
     np.testing.assert_allclose(got, [9, 4, 1], rtol=1e-14)
+
+
+def test_level_of_sparseness_in_twice_the_digits():
+    """Against 60 decimal digits: the level, and how far it lies below n."""
+    with decimal.localcontext(prec=60):
+        for seed in range(300):
+            rng = np.random.default_rng(seed)
+            n = int(10.0 ** rng.uniform(0.4, 7.0))
+            s = float(rng.choice([rng.random(), 10.0 ** rng.uniform(-20.0, 0.0)]))
+            root = decimal.Decimal(n).sqrt()
+            exact = (root - decimal.Decimal(s) * (root - 1)) ** 2
+            level, rest = m.level_of_sparseness(s, float(n))
+            assert level < n
+            assert abs(rest) <= 2.0**-52 * level
+            found = decimal.Decimal(level) + decimal.Decimal(rest)
+            assert abs(found - exact) <= decimal.Decimal(2.0**-98) * n
+            assert ch.level_for_sparseness(s, n) == level + rest
+    assert m.level_of_sparseness(0.0, 7.0) == (7.0, 0.0)
+    assert m.level_of_sparseness(1.0, 7.0) == (1.0, 0.0)
+    assert m.level_of_sparseness(0.5, 1.0) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("sparseness", [-0.1, 1.5, np.nan])

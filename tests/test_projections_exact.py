@@ -578,3 +578,39 @@ def test_radii_at_an_entry_of_nearly_constant_data(project, method):
         radius = float(np.sum(gaps)) * (1.0 - 1e-9)
         if radius > 0.0:
             assert error(call(y, radius, method=method), exact(y, radius)) <= 1e-12, seed
+
+
+@pytest.mark.parametrize("method", HOYER_METHODS)
+def test_what_a_float_of_the_level_lacks(method):
+    """Of 300,000 ties the last one shows it, and of a sparseness near 0 the deviations do."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        n = int(rng.choice([2, 5, 100, 3000]))
+        y, s = rng.standard_normal(n), 10.0 ** rng.uniform(-12.0, -4.0)
+        x = ch.project_hoyer(y, s, method=method)
+        assert error(np.abs(x), np.abs(oracle.project_hoyer(y, s))) <= 1e-12, seed
+        norm = float(rng.choice([1e-300, 1.0, 1e300]))
+        l1 = norm * (1.0 + (1.0 - s) * (np.sqrt(n) - 1.0))
+        x = ch.project_hoyer(y, l1=l1, l2=norm, method=method)
+        expected = oracle.project_hoyer(y, l1=l1, l2=norm)
+        assert error(np.abs(x), np.abs(expected)) <= 1e-12, seed
+    y = np.where(np.random.default_rng(0).random(300_000) < 0.7, 1.0, 0.3)
+    for s in (0.2, 0.5):
+        expected = oracle.project_hoyer(y, s)
+        assert error(ch.project_hoyer(y, s, method=method), expected) <= 1e-12
+        rows = ch.project_hoyer(np.stack([y, y]), np.array([s, s]), method=method)
+        assert error(rows[1], expected) <= 1e-12
+    y = np.tile(y, 4)  # long enough for two threads
+    x = ch.project_hoyer(y, 0.2, method=method, workers=2)
+    assert error(x, oracle.project_hoyer(y, 0.2)) <= 1e-12
+
+
+def test_no_sparseness_but_zero_is_flat():
+    """The deviations from the mean fade as the root of the sparseness does."""
+    y = np.random.default_rng(0).standard_normal(50)
+    for s in (1e-13, 1e-17, 1e-22, 1e-29):
+        x = np.abs(ch.project_hoyer(y, s))
+        assert np.std(x) / np.mean(x) == pytest.approx(
+            np.sqrt(2 * s * (1 - 1 / np.sqrt(50))), rel=1e-3, abs=1e-15
+        )
+    assert np.ptp(np.abs(ch.project_hoyer(y, 0.0))) == 0.0

@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 # A table has a row for each slice, which brings the l2 norm and the level or radius wanted into a
 # kernel, and takes out what came of it; where it has room, how large the support was at each pass.
 STATUS, THRESHOLD, REACHED, PASSES, LOG = range(5)
-NORM, WANTED = THRESHOLD, REACHED  # on the way in
+NORM, WANTED, REST = THRESHOLD, REACHED, PASSES  # on the way in; the rest of Hoyer's level
 
 # For calls of large functions: to Numba, True and 0 are types, for which it compiles once more.
 YES, NO, NONE, ONE = np.bool_(True), np.bool_(False), np.int64(0), np.int64(1)

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import passes
-from .arrays import NORM, PASSES, REACHED, STATUS, THRESHOLD, WANTED
+from .arrays import NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED
 
 
 @helper
@@ -172,10 +172,10 @@ def _finish(z, absolute, a, factor, exponent, out):
 
 
 @helper
-def _finish_tied(kind, level, z, absolute, l2, out):
+def _finish_tied(kind, level, rest, z, absolute, l2, out):
     """No threshold exists: the profile of the ties at the top."""
     top = passes.largest(z, absolute)
-    k, b = m.tied_profile(level)
+    k, b = m.tied_profile(level, rest)
     passes.write_tied(z, absolute, top, k, b, m.tied_scale(kind, k, b, top, l2), out)
     return top
 
@@ -216,7 +216,7 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
         if status == m.FEASIBLE:
             passes.write_copy(z, absolute, out[r])
         elif status == m.TIED:
-            threshold = _finish_tied(m.CAI, level, z, absolute, 0.0, out[r])
+            threshold = _finish_tied(m.CAI, level, 0.0, z, absolute, 0.0, out[r])
             score = level
         else:
             threshold = math.ldexp(-shift / slope, exponent)
@@ -240,7 +240,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
     n = x.shape[1]
     a, packed, heap = np.empty(n), np.empty(n), np.empty(n)
     for r in range(first, last):
-        z, level, l2 = x[r], table[r, WANTED], table[r, NORM]
+        z, level, rest, l2 = x[r], table[r, WANTED], table[r, REST], table[r, NORM]
         if not passes.all_finite(z):
             table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
@@ -278,7 +278,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             squares = 0.0
             for i in range(count):
                 squares += (packed[i] - mean) ** 2
-            factor = math.sqrt((1.0 - total * total / count) / squares)
+            factor = math.sqrt((count - level - rest) / count / squares)
             move = total / count - factor * mean
             slope, shift = factor * slope, factor * shift + move
             negative = False
@@ -288,11 +288,11 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             if not negative:
                 status = m.SOFT
                 break
-            near, rest, _ = condat_threshold(packed, count, total, heap)
-            shift -= near + rest
+            near, off, _ = condat_threshold(packed, count, total, heap)
+            shift -= near + off
             kept = 0
             for i in range(count):
-                value = (packed[i] - near) - rest
+                value = (packed[i] - near) - off
                 if value > 0.0:
                     packed[kept] = value
                     kept += 1
@@ -302,7 +302,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             count = kept
         threshold = -math.inf
         if status == m.TIED:
-            threshold = _finish_tied(m.HOYER, level, z, absolute, l2, out[r])
+            threshold = _finish_tied(m.HOYER, level, rest, z, absolute, l2, out[r])
         elif status == m.FLAT:
             passes.write_flat(z, absolute, l2 / math.sqrt(n), out[r])
         else:

@@ -34,6 +34,7 @@ from .arrays import (
     NORM,
     PASSES,
     REACHED,
+    REST,
     STATUS,
     THRESHOLD,
     WANTED,
@@ -973,10 +974,10 @@ def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
 
 
 @helper
-def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
+def _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last):
     """Write chunks first..last−1 of the result, past the caches if so wanted."""
     z, out = uncounted(z), uncounted(out)
-    st = job.state
+    st = m.refined(p, rest, job.state)
     real = z.dtype.type
     begin, end = first * CHUNK, min(last * CHUNK, z.size)
     piece, target = z[begin:end], out[begin:end]
@@ -984,7 +985,7 @@ def _write(job, kind, absolute, p, z, out, part, few, past, first, last):
         passes.write_copy(piece, absolute, target)
     elif st.status == m.TIED:
         if first == 0:  # the first k of the whole slice: one thread's work
-            k, b = m.tied_profile(p)
+            k, b = m.tied_profile(p, rest)
             factor = m.tied_scale(kind, k, b, st.anchor, job.l2)
             passes.write_tied(z, absolute, st.anchor, k, b, factor, out)
     elif st.status == m.FLAT:
@@ -1040,8 +1041,9 @@ def _prepare(kind, absolute, p, l2, z, buffer, part):
 
 
 @helper
-def _report(st, kind, p, row):
+def _report(st, kind, p, rest, row):
     """Status, threshold, value of the constraint reached, passes."""
+    st = m.refined(p, rest, st)
     row[STATUS] = st.status
     row[THRESHOLD] = st.anchor + st.offset
     if st.status == m.TIED or st.status == m.FLAT:
@@ -1104,12 +1106,12 @@ def _scale(kind, absolute, p, l2, z, scaled, by_size):
 
 
 @helper
-def _write_scaled(job, kind, absolute, p, z, scaled, shift, back, out, part, few, row):
+def _write_scaled(job, kind, absolute, p, rest, z, scaled, shift, back, out, part, few, row):
     """Write and report what was computed on scaled data, in the data's own unit."""
     if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        _write(job, kind, absolute, p, scaled, scaled, part, few, NO, NONE, chunks_of(z.size))
+        _write(job, kind, absolute, p, rest, scaled, scaled, part, few, NO, NONE, chunks_of(z.size))
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
@@ -1160,11 +1162,12 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
                 simd.fetch(following, i)
         source, shift, back, p, l2 = z, NONE, NONE, report[WANTED], report[NORM]
+        rest = report[REST] if kind == m.HOYER else 0.0
         if found and known[place, short.STATUS] == m.SOFT and (kind != m.HOYER or l2 >= 0.0):
             st = short.verdict(known[place])  # the usual case, in few words
             anchor, offset, dust, factor = _soft(kind, st, l2, x.dtype.type)
             _write_soft(z, absolute, anchor, offset, dust, factor, target, past)
-            _report(st, kind, p, report)
+            _report(st, kind, p, rest, report)
             continue
         buffer = spare if aside else target
         attempt, by_size, few = 0, False, uncounted(own_few)
@@ -1206,23 +1209,25 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 report[WANTED] = wanted
                 found = short.is_verdict(kind, known[place])
                 found = found and known[place, short.STATUS] != m.RESCALE
-        _report(job.state, kind, p, report)
+        _report(job.state, kind, p, rest, report)
         if attempt > 1:
-            _write_scaled(job, kind, absolute, p, z, source, shift, back, target, part, few, report)
+            _write_scaled(
+                job, kind, absolute, p, rest, z, source, shift, back, target, part, few, report
+            )
         elif job.state.status == m.NONFINITE and strict:
             break
         else:
-            _write(job, kind, absolute, p, z, target, part, few, past, NONE, len(part))
+            _write(job, kind, absolute, p, rest, z, target, part, few, past, NONE, len(part))
     if past:
         simd.drain()
     keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))
 
 
 @helper
-def _write_part(job, kind, absolute, p, z, out, part, few, first, last):
+def _write_part(job, kind, absolute, p, rest, z, out, part, few, first, last):
     """What a thread does of the writing."""
     past = passes.beyond_caches(z, out)
-    _write(job, kind, absolute, p, z, out, part, few, past, first, last)
+    _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last)
     if past:
         simd.drain()
 

@@ -237,7 +237,7 @@ def write(verdict, x, z, out, v, place, first, last):
         if nu <= 1.0:  # a whole vector at once: the first of its largest entries
             if begin > 0:
                 continue
-            k, b = m.tied_profile(search.level_of_ties(verdict, v, i))
+            k, b = m.tied_profile(search.level_of_ties(verdict, v, i), 0.0)
             factor = m.tied_scale(m.CAI, k, b, v.top[i], 0.0)
             target = z[row] if scaled else out[row]
             passes.write_tied(z[row], True, v.top[i], k, b, factor, target)

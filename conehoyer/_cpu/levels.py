@@ -109,3 +109,17 @@ def count_nonzeros(x, counts):
     x = uncounted(x)
     for r in range(x.shape[0]):
         counts[r] = _count_above(x[r], x.dtype.type(0.0))
+
+
+@kernel
+def levels_of_sparseness(sparseness, sizes, levels, rests):
+    """`_math.level_of_sparseness` of each."""
+    for i in range(levels.size):
+        levels[i], rests[i] = m.level_of_sparseness(sparseness[i], sizes[i])
+
+
+@kernel
+def levels_of_norms(l1, l2, n, levels, rests):
+    """`_math.level_of_norms` of each."""
+    for i in range(levels.size):
+        levels[i], rests[i] = m.level_of_norms(l1[i], l2[i], n)

@@ -571,7 +571,7 @@ def write_tied(kind, absolute, p, top, l2, f, g, u, v, z, out, room):
     """
     t, width, n = cuda.threadIdx.x, cuda.blockDim.x, z.size
     real = z.dtype.type
-    size, b = m.tied_profile(p)
+    size, b = m.tied_profile(p, 0.0)
     factor = real(m.tied_scale(kind, size, b, top, l2))
     seen, nonzeros = 0.0, 0
     for first in range(0, n, width):
