@@ -72,6 +72,13 @@ def level_for_sparseness(s, n):
     return (root - LD(s) * (root - 1)) ** 2
 
 
+def below_n(s, n):
+    """n minus that level: right also where the two are almost the same."""
+    root = np.sqrt(LD(n))
+    part = LD(s) * (root - 1)
+    return part * (2 * root - part)
+
+
 # ---------------------------------------------------------------------------
 # soft thresholds
 
@@ -102,12 +109,13 @@ def _soft(values, enough, theta_on):
     return Soft(p, top - theta, int(np.count_nonzero(p)))
 
 
-def threshold_for_level(values, level):
-    """p = max(values - tau, 0) with H(p) = level; tau of either sign.
+def threshold_for_level(values, level, below=None):
+    """p = max(values - tau, 0) with H(p) = level = n - below; tau of either sign.
 
     The caller has excluded more ties at the top than ``level``.
     """
-    level = LD(level)
+    level, size = LD(level), np.size(values)
+    below = size - level if below is None else below
 
     def enough(p):
         return p.size > level and hoyer_score(p) > level  # H(p) ≤ p.size, but for rounding
@@ -117,7 +125,7 @@ def threshold_for_level(values, level):
         mean = np.sum(g) / nu
         var = np.sum((g - mean) ** 2) / nu
         # mean(p)^2 * (nu - l) = l * var(p), and p = theta - g
-        return mean + np.sqrt(level * var / (nu - level))
+        return mean + np.sqrt(level * var / (below - (size - nu)))
 
     return _soft(values, enough, theta_on)
 
@@ -154,18 +162,18 @@ def tie_vector(values, level):
     return p
 
 
-def direction(values, level):
+def direction(values, level, below=None):
     """(p, tau): the best direction at ``level``, and its threshold."""
     values = np.asarray(values).ravel()
     level = LD(level)
     ties = np.count_nonzero(values == values.max())
     if level < ties:
         return tie_vector(values, level), LD(values.max())
-    if level >= values.size:
+    if (values.size - level if below is None else below) <= 0:
         return np.ones(values.size, LD), LD(-np.inf)
     if level == ties:
         return (values == values.max()).astype(LD), LD(values.max())
-    soft = threshold_for_level(values, level)
+    soft = threshold_for_level(values, level, below)
     return soft.p, soft.tau
 
 
@@ -190,11 +198,14 @@ def project_cai(y, level, nonneg=False):
 def project_hoyer(y, sparseness=None, *, l1=None, l2=None, nonneg=False):
     y = np.asarray(y).ravel().astype(LD)
     norm = norms(y)[1] if l2 is None else LD(l2)
-    level = level_for_sparseness(sparseness, y.size) if l1 is None else (LD(l1) / norm) ** 2
+    if l1 is None:
+        level, below = level_for_sparseness(sparseness, y.size), below_n(sparseness, y.size)
+    else:
+        level, below = (LD(l1) / norm) ** 2, None
     if norm == 0:
         return np.zeros_like(y)
     values = y if nonneg else np.abs(y)
-    p, _ = direction(values, level)
+    p, _ = direction(values, level, below)
     x = p * (norm / np.sqrt(np.sum(p * p)))
     return x if nonneg else _signs(y) * x
 
