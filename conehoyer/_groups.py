@@ -49,6 +49,7 @@ class Groups(NamedTuple):
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
     joined: int = 1  # rows that the kernels see as one: each row costs a few calls
+    order: int = 0  # of the groups, where the kernels see another: see `settle`
 
     @property
     def layout(self) -> tuple:
@@ -137,7 +138,7 @@ def parse(groups, x: Matrices) -> Groups:
             return _blocks(1, columns, rows, columns, x.turned, x.work, groups)
         if groups == "diagonals":
             count = max(rows + columns - 1, 0)
-            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), count)
+            return Groups(kernels.DIAGONALS, 1, 1, _NO_LABELS, (count,), count, order=-x.turned)
         raise ValueError(
             "groups must be 'columns', 'rows', 'diagonals', a block shape or labels, "
             f"got {groups!r}"
@@ -172,7 +173,7 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
         joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
     return Groups(
         kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape),
-        lines=lines, joined=joined,
+        lines=lines, joined=joined, order=shape[1] if turned and not lines else 0,
     )  # fmt: skip
 
 

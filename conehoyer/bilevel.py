@@ -268,8 +268,8 @@ class _Bilevel:
         if done:
             room = np.empty((2, parts.number), _groups.dtype_of_norms(z, parts, self.inner))
             done = kernels.project(
-                z, self.inner, *parts.layout, room, self.kind, bound, self.feasible, self.slack,
-                out, radii, info,
+                z, self.inner, *parts.layout, parts.order, room, self.kind, bound, self.feasible,
+                self.slack, out, radii, info,
             )  # fmt: skip
         if not done:
             self._run_in_steps(z, bound, out, radii, info, workers)
@@ -291,7 +291,7 @@ class _Bilevel:
             engine.project_rows(*args, 1)
         if info[0] == m.NONFINITE:
             return
-        kernels.settle(norms, u, self.kind, self.feasible, radii, info)
+        kernels.settle(norms, u, self.kind, self.feasible, parts.order, radii, info)
         if info[0] == m.FEASIBLE and clip:
             out[...] = z
         elif self.inner == kernels.L1:

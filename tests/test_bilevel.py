@@ -377,6 +377,27 @@ def test_empty(shape, groups):
     assert info.kept.shape[: len(shape) - 2] == shape[:-2]
 
 
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("groups", KINDS, ids=str)
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("inner", ["linf", "l1"])  # norms of small integers: no rounding
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_of_tied_groups_in_any_order_of_memory(groups, order, inner, workers):
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(-2, 3, rng.integers(2, 12, 2)).astype(float, order=order)
+        labels = labels_of(groups, *y.shape)
+        level = float(rng.choice([1.0, rng.uniform(1.0, 4.0)]))
+        for feasible in (False, True):
+            options = {"level": level, "feasible": feasible}
+            x, info = ch.project_bilevel(
+                y, **options, groups=groups, inner=inner, workers=workers, full_output=True
+            )
+            expected, u, _ = reference(y, labels, inner, **options)
+            np.testing.assert_allclose(x, expected, rtol=0, atol=1e-13, err_msg=str(seed))
+            np.testing.assert_allclose(info.radii.ravel(), u, rtol=0, atol=1e-12)
+
+
 def test_zeros_and_ties():
     x, info = ch.project_bilevel(np.zeros((5, 6)), 2.0, full_output=True)
     assert not x.any()

@@ -814,14 +814,34 @@ def all_norms(x, unit, kind, height, width, labels, inner, norms):
     return join_norms(sums, kind, height, inner, norms)
 
 
+@helper
+def _exchange_ties(norms, u, order):
+    """Let the first of the largest norms be those that come first in the caller's order.
+
+    u has the rule for ties in the kernels' order.  For `order` see `settle`.
+    """
+    top, given, number = passes.largest(norms, True), u.copy(), u.size
+    down, source = number // max(order, 1), 0
+    for i in range(number):
+        g = number - 1 - i if order < 0 else i % order * down + i // order
+        if norms[g] == top:
+            while norms[source] != top:
+                source += 1
+            u[g] = given[source]
+            source += 1
+
+
 @kernel
-def settle(norms, u, outer, feasible, radii, info):
+def settle(norms, u, outer, feasible, order, radii, info):
     """Mend the projected norms u where the result is to be feasible, and report on them.
 
     `info` holds the status.  Where `radii` has room, it takes them, and `info` the score or
-    the sum of the result's norms.
+    the sum of the result's norms.  `order`: 0 if the groups are in the caller's order, -1 if
+    in the reverse; else they lie column by column in a grid of so many columns.
     """
-    if feasible and info[0] != m.FEASIBLE:
+    if order != 0 and info[STATUS] == m.TIED:
+        _exchange_ties(norms, u, order)
+    if feasible and info[STATUS] != m.FEASIBLE:
         top, most = passes.largest(norms, True), passes.largest(u, True)
         factor = m.feasible_factor(top, most)
         for g in range(norms.size):
@@ -844,12 +864,13 @@ def to_factors(norms, u, first, last):
 
 @kernel
 def project(
-    x, inner, kind, height, width, labels, room, outer, bound, feasible, tol, out, radii, info
+    x, inner, kind, height, width, labels, order, room, outer, bound, feasible, tol, out, radii,
+    info,
 ):  # fmt: skip
     """The whole projection by one thread; linf and l2.  False where the norms need another unit.
 
     `room` has two rows of as many entries as there are groups: Numba would take them page by
-    page where they are large.  For `radii` and `info` see `settle`.
+    page where they are large.  For `order`, `radii` and `info` see `settle`.
     """
     norms, u = room[0], room[1]
     number = norms.size
@@ -863,7 +884,7 @@ def project(
     )  # fmt: skip
     if info[STATUS] == m.NONFINITE:
         return True
-    settle(norms, u, outer, feasible, radii, info)
+    settle(norms, u, outer, feasible, order, radii, info)
     if info[STATUS] == m.FEASIBLE and inner == LINF:
         _copy(x.reshape(-1), out.reshape(-1))
         return True
