@@ -70,8 +70,16 @@ def as_array(x, name="x"):
             raise TypeError(f"{name} must not be a masked array: fill or compress it first")
         if type(x).__module__.startswith("scipy.sparse"):
             raise TypeError(f"{name} must not be a scipy.sparse container: pass x.toarray()")
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except ValueError as error:  # lists of different lengths
+            raise ValueError(f"{name} is no array: {error}") from None
     return x
+
+
+def told(value, array) -> str:
+    """What an error tells of a wrong parameter: the value itself if it is one."""
+    return repr(value) if array.ndim == 0 else f"dtype {array.dtype}"
 
 
 def slices(x, axis, name="x"):
@@ -312,7 +320,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got dtype {array.dtype}")
+        raise TypeError(f"{name} must be real numbers, got {told(value, array)}")
     array = array.astype(FLOAT64)
     good = (array >= low) & (array <= high)
     if not good.all():
@@ -327,9 +335,13 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
 
 
 def _number(value, name, low, high, what):
-    if not low <= value <= high:
+    try:
+        number = float(value)
+    except OverflowError:  # an integer
+        number = math.inf if value > 0 else -math.inf
+    if not low <= number <= high:
         raise ValueError(f"{name} must be {what}, got {value!r}")
-    return float(value)
+    return number
 
 
 def choose(value, name, options):

@@ -563,7 +563,7 @@ def level_for_groups(
         raise TypeError("n_groups lies on a GPU: it must be integers of the host")
     wanted = np.asarray(n_groups)
     if wanted.dtype.kind not in "iu":
-        raise TypeError(f"n_groups must be integers, got dtype {wanted.dtype}")
+        raise TypeError(f"n_groups must be integers, got {_checks.told(n_groups, wanted)}")
     if _dispatch.on_device(x):
         from ._cuda import bilevel as on_gpu
 

@@ -64,7 +64,7 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
         raise TypeError("nnz lies on a GPU: it must be integers of the host")
     wanted = np.asarray(nnz)
     if wanted.dtype.kind not in "iu":
-        raise TypeError(f"nnz must be integers, got dtype {wanted.dtype}")
+        raise TypeError(f"nnz must be integers, got {_checks.told(nnz, wanted)}")
     if s.home is not None:
         from ._cuda import levels as on_gpu
 
@@ -135,9 +135,9 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
     values = np.asarray(sparseness)
     sizes = np.asarray(n)
     if values.dtype.kind not in "fiu":
-        raise TypeError(f"sparseness must be real numbers, got dtype {values.dtype}")
+        raise TypeError(f"sparseness must be real numbers, got {_checks.told(sparseness, values)}")
     if sizes.dtype.kind not in "iu":
-        raise TypeError(f"n must be integers, got dtype {sizes.dtype}")
+        raise TypeError(f"n must be integers, got {_checks.told(n, sizes)}")
     bad = ~((values >= 0.0) & (values <= 1.0))
     if bad.any():
         raise ValueError(f"sparseness must be in [0, 1], got {values[bad].flat[0]}")

@@ -291,7 +291,7 @@ def _integer(value, name, least):
 def _number(value, name):
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
     if not 0.0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and >= 0, got {value!r}")

@@ -1,5 +1,6 @@
 """What every projection promises about arrays, axes, dtypes, outputs and errors."""
 
+import re
 import warnings
 
 import numpy as np
@@ -463,6 +464,8 @@ def test_types_that_are_refused(kind):
             project(kind, x)
     with pytest.raises(TypeError, match=r"(?i)mask"):
         project(kind, np.ma.masked_array([1.0, 2.0]))  # no entry is masked: still refused
+    with pytest.raises(ValueError, match="x is no array"):
+        project(kind, [[1.0, 2.0], [3.0]])
 
 
 @every_method
@@ -745,10 +748,25 @@ def test_hoyer_wants_the_sparseness_or_both_norms(call):
 
 
 @every_function
+def test_integers_beyond_all_floats(kind):
+    """They count as infinite: a bound that is met, unless the result is to meet it."""
+    x = make("gaussian", 6)
+    if kind in ("cai", "ball"):
+        np.testing.assert_array_equal(project(kind, x, 10**400), x)
+        with pytest.raises(ValueError, match=rf"{FUNCTIONS[kind][1]}.*-1000"):
+            project(kind, x, -(10**400))
+    else:
+        with pytest.raises(ValueError, match=rf"{FUNCTIONS[kind][1]}.*1000"):
+            project(kind, x, 10**400)
+
+
+@every_function
 @pytest.mark.parametrize("value", ["2", 1j, object()])
 def test_constraints_must_be_real_numbers(kind, value):
-    with pytest.raises((TypeError, ValueError), match=FUNCTIONS[kind][1]):
+    with pytest.raises(TypeError, match=f"{FUNCTIONS[kind][1]} .*{re.escape(repr(value))}"):
         project(kind, np.ones(4), value)
+    with pytest.raises(TypeError, match=f"{FUNCTIONS[kind][1]} .*dtype"):
+        project(kind, np.ones((1, 4)), np.array([value]))
 
 
 @every_function
