@@ -556,11 +556,10 @@ def _project(
     if s.home is not None:
         from ._cuda import projections as on_gpu
 
-        if rests is not None:
-            levels = levels + rests  # what the GPU's double precision shows of them
         return on_gpu.project(
-            s, x, kind, absolute, levels, norms, run, out, overwrite_x, check_finite, full_output
-        )
+            s, x, kind, absolute, levels, rests, norms, run,
+            out, overwrite_x, check_finite, full_output,
+        )  # fmt: skip
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
     if cubes is not None and not _worth_sharing(cubes[0].size // s.length, cubes[0], workers):
         return _project_across(

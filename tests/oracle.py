@@ -11,6 +11,7 @@ ever formed. The support is found by bisection over the sorted distinct gaps,
 where each trial is a sum of positive terms (no cancellation, pairwise summation).
 """
 
+import decimal
 import math
 from typing import NamedTuple
 
@@ -160,6 +161,19 @@ def tie_vector(values, level):
     p[at_top[: k - 1]] = 1
     p[at_top[k - 1]] = b
     return p
+
+
+def last_of_ties(s, n):
+    """How many of n ties are kept at this sparseness, and the last over the first, in decimals.
+
+    Next to a whole number even the last bit of a long double level would show.
+    """
+    with decimal.localcontext(prec=60):
+        root = decimal.Decimal(n).sqrt()
+        level = (root - decimal.Decimal(s) * (root - 1)) ** 2
+        k = math.ceil(level)
+        cut = ((k - 1) * level * (k - level)).sqrt()
+        return k, float((k - 1) * (level - k + 1) / (k - 1 + cut))
 
 
 def direction(values, level, below=None):

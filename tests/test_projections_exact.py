@@ -606,6 +606,18 @@ def test_what_a_float_of_the_level_lacks(method):
     assert error(x, oracle.project_hoyer(y, 0.2)) <= 1e-12
 
 
+@pytest.mark.parametrize("method", HOYER_METHODS)
+def test_ties_at_a_level_next_to_a_whole_number(method):
+    """A part of 1e-13 of the level moves the last entry by its root."""
+    for whole in range(2, 500, 7):
+        s = (np.sqrt(500) - np.sqrt(whole)) / (np.sqrt(500) - 1)
+        x = ch.project_hoyer(np.ones(500), s, method=method)
+        k, b = oracle.last_of_ties(s, 500)
+        assert np.ptp(x[: k - 1]) <= 1e-12 * x[0]
+        assert abs(x[k - 1] / x[0] - b) <= 1e-12, whole
+        assert not x[k:].any()
+
+
 def test_no_sparseness_but_zero_is_flat():
     """The deviations from the mean fade as the root of the sparseness does."""
     y = np.random.default_rng(0).standard_normal(50)

@@ -25,9 +25,9 @@ SAMPLE_FROM, SKIP = (2, 2) if SIMULATED else (64, 64)
 BAND_SHARE = 4 if SIMULATED else 16  # one of so many entries may lie in the band around τ
 GUESS_FROM = 64  # from here on the second τ is guessed, from the sums of the first pass
 TINY = 2.0**-40  # a radius below this fraction of τ: found by its distance from the top
-# Told: a State's twelve numbers, the norm wanted (Hoyer), what smaller entries count as, and
-# between what τ lies if the sample does not mislead.
-L2, LEAST, LOW, HIGH, TOLD = 12, 13, 14, 15, 16
+# Told: a State's twelve numbers, the norm wanted (Hoyer), what smaller entries count as, between
+# what τ lies if the sample does not mislead, and the rest of the level (Hoyer).
+L2, LEAST, LOW, HIGH, REST, TOLD = 12, 13, 14, 15, 16, 17
 WIDE = MOST_THREADS, 2  # launch bounds: what solves takes 128 registers a thread
 # Entries that a thread reads at once: in each pass, and where all is read from far.
 BATCH, LONG_BATCH = (4, 8) if SIMULATED else (8, 16)
@@ -546,7 +546,8 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
                 i += stride
     elif st.status == m.TIED:
         if grid is None or cuda.blockIdx.x == 0:
-            nonzeros = write_tied(kind, absolute, p, st.anchor, l2, f, g, u, v, z, out, room)
+            rest = told[REST] if kind == m.HOYER else 0.0
+            nonzeros = write_tied(kind, absolute, p, rest, st.anchor, l2, f, g, u, v, z, out, room)
     else:
         same = real(math.nan)
         if st.status == m.FLAT:
@@ -564,14 +565,14 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
 
 
 @function
-def write_tied(kind, absolute, p, top, l2, f, g, u, v, z, out, room):
+def write_tied(kind, absolute, p, rest, top, l2, f, g, u, v, z, out, room):
     """Write, by one block, factor·(1, …, 1, b) to the first k entries that equal `top`.
 
     The rest becomes zero.  Returns this thread's number of nonzeros.
     """
     t, width, n = cuda.threadIdx.x, cuda.blockDim.x, z.size
     real = z.dtype.type
-    size, b = m.tied_profile(p, 0.0)
+    size, b = m.tied_profile(p, rest)
     factor = real(m.tied_scale(kind, size, b, top, l2))
     seen, nonzeros = 0.0, 0
     for first in range(0, n, width):
@@ -632,6 +633,13 @@ def usable(p, low, high, told, flags, grid):
 
 
 @function
+def tell_rest(told, rest):
+    """Keep the rest of Hoyer's level until the search has ended."""
+    if cuda.threadIdx.x == 0:
+        told[REST] = rest
+
+
+@function
 def raise_flags(told, flags):
     """Count what the caller may want to hear of."""
     if told[0] == m.NONFINITE:
@@ -644,6 +652,10 @@ def raise_flags(told, flags):
 def finish(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn, row, flags):
     """Write the result and the report."""
     cuda.syncthreads()
+    if kind == m.HOYER:
+        if cuda.threadIdx.x == 0:
+            remember(told, m.refined(p, told[REST], recall(told)))
+        cuda.syncthreads()
     nonzeros = write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
     if first_of(grid):
         raise_flags(told, flags)
@@ -669,8 +681,8 @@ def copy_row(z, cache):
 
 @partial(kernel, bounds=WIDE)
 def project_rows(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached,
-    todo,
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
+    info, flags, cached, todo,
 ):  # fmt: skip
     """Project the rows of x, a block for each; `cached`: shared memory has room for a row.
 
@@ -689,6 +701,7 @@ def project_rows(
             z = held[: x.shape[1]]
         p = pick(p_one, p_each, r)
         cuda.syncthreads()
+        tell_rest(told, pick(rest_one, rest_each, r))
         shift, back, turn = 0, 0, 0
         if usable(p, low, high, told, flags, None):
             l2 = pick(l2_one, l2_each, r)
@@ -703,14 +716,15 @@ def project_rows(
 
 @partial(kernel, bounds=WIDE)
 def project_long(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts,
-    kept,
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
+    info, flags, r, parts, kept,
 ):  # fmt: skip
     """Project row r of x, by all blocks of a grid that runs at once; `kept`: a row for a warp."""
     grid = cuda.cg.this_grid()
     room = cuda.shared.array(0, float64)
     told = cuda.shared.array(TOLD, float64)
     p = pick(p_one, p_each, r)
+    tell_rest(told, pick(rest_one, rest_each, r))
     shift, back, turn = 0, 0, 0
     if usable(p, low, high, told, flags, grid):
         l2 = pick(l2_one, l2_each, r)

@@ -304,7 +304,7 @@ def write(z, out, place, piece, pieces, table, whole, told, nonzeros):
             if first == 0:  # a whole vector at once: the first of its largest entries
                 level = search.level_of_ties(st, v, i)
                 count = engine.write_tied(
-                    m.CAI, True, level, v.top[i], 0.0, f, g, b, c, z[row], out[row], room
+                    m.CAI, True, level, 0.0, v.top[i], 0.0, f, g, b, c, z[row], out[row], room
                 )
         else:
             anchor = real(tau)

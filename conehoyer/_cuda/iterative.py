@@ -100,8 +100,8 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
 
 @kernel
 def project_rows(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, cached,
-    todo,
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
+    info, flags, cached, todo,
 ):  # fmt: skip
     """Project the rows of x, a block for each; takes what the engine's kernel takes."""
     room = cuda.shared.array(0, float64)
@@ -126,8 +126,8 @@ def project_rows(
 
 @kernel
 def project_long(
-    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, x, out, info, flags, r, parts,
-    kept,
+    kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
+    info, flags, r, parts, kept,
 ):  # fmt: skip
     """Project row r of x, by all blocks of a grid that runs at once."""
     grid = cuda.cg.this_grid()

@@ -17,16 +17,20 @@ _LONG_FROM = 256 if SIMULATED else 1 << 18  # entries: one block would be too sl
 _PARAMETER = {m.CAI: "level", m.HOYER: "sparseness", m.L1: "radius", m.SIMPLEX: "total"}
 _ENGINE = engine.project_rows, engine.project_long
 OWN_NORM = Parameter(-1.0, None, -math.inf, math.inf)
+_NO_REST = Parameter(0.0, None, -math.inf, math.inf)
 
 
 def project(
-    s, x, kind, absolute, levels, norms, kernels, out, overwrite_x, check_finite, full_output
-):
+    s, x, kind, absolute, levels, rests, norms, kernels,
+    out, overwrite_x, check_finite, full_output,
+):  # fmt: skip
     """Project all slices, by the engine or by other kernels that take the same."""
     home = s.home
     with home.active():
-        if norms is not None:  # Hoyer: both come as host vectors
-            levels, norms = arrays.parameter(home, levels), arrays.parameter(home, norms)
+        if norms is None:
+            rests, norms = _NO_REST, OWN_NORM
+        else:  # Hoyer: they come from the host
+            levels, rests, norms = (arrays.parameter(home, v) for v in (levels, rests, norms))
         shape = (s.number, s.length)
         z = arrays.read(home, x, s.axis, s.work, shape)
         z, goal = arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)
@@ -38,8 +42,8 @@ def project(
             if goal.in_place and check_finite and s.number > 1:
                 check(home, z, flags)  # before any row is overwritten
             run_rows(
-                home, kind, absolute, levels, norms or OWN_NORM, s.slack, z, goal.rows, info,
-                flags, kernels or _ENGINE, reported=full_output,
+                home, kind, absolute, levels, norms, s.slack, z, goal.rows, info, flags,
+                kernels or _ENGINE, reported=full_output, rests=rests,
             )  # fmt: skip
         result = arrays.deliver(home, goal, s.axis, s.dtype)
         if check_finite:
@@ -48,7 +52,8 @@ def project(
 
 
 def run_rows(
-    home, kind, absolute, levels, norms, tol, z, out, info, flags, kernels=_ENGINE, reported=True
+    home, kind, absolute, levels, norms, tol, z, out, info, flags, kernels=_ENGINE, reported=True,
+    rests=_NO_REST,
 ):  # fmt: skip
     """Launch the engine on rows: a team of threads for each, or all blocks for one by one.
 
@@ -62,7 +67,7 @@ def run_rows(
         kind, absolute, *levels.arguments(dummy), levels.low, levels.high,
         *norms.arguments(dummy), tol,
     )  # fmt: skip
-    given = *asked, z, out, info, flags
+    given = *asked, *rests.arguments(dummy), z, out, info, flags
     shared = 8 * engine.ROOM * threads
     itemsize = z.dtype.itemsize
     by_teams = kernels is _ENGINE and held.fits(n, itemsize)

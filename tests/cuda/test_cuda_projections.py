@@ -125,6 +125,23 @@ def test_hoyer_takes_over_the_norm(n, dtype, to_gpu, to_host):
                 assert error(x, expected) <= TOLERANCE[y.dtype], (scale, sparseness, depth)
 
 
+@pytest.mark.parametrize("n", [100, LONG])
+def test_what_a_float_of_the_level_lacks(n, to_gpu, to_host):
+    """The deviations show it next to sparseness 0, and the last of ties next to a whole level."""
+    y = make("gaussian", 2 * n).reshape(2, n)
+    for s in (1e-20, 1e-14, 1e-8):
+        for data in (y[0], y):
+            x = np.abs(to_host(ch.project_hoyer(to_gpu(data), np.full(data.shape[:-1], s))))
+            expected = oracle.project_hoyer(y[0], s)
+            assert error(np.atleast_2d(x)[0], np.abs(expected)) <= 1e-12
+    for whole in (2, 30, 77):
+        s = (np.sqrt(n) - np.sqrt(whole)) / (np.sqrt(n) - 1)
+        k, b = oracle.last_of_ties(s, n)
+        x = to_host(ch.project_hoyer(to_gpu(np.ones(n)), s))
+        assert abs(x[k - 1] / x[0] - b) <= 1e-12
+        assert not x[k:].any()
+
+
 @pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
 @pytest.mark.parametrize("n", [50, LONG])

@@ -26,12 +26,12 @@ def signatures(t):
     """Kernels with their argument types, for data of type t."""
     vector = array(FLOAT, 1)
     flags = array(types.int32, 1)
+    asked = INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT
     engine_types = (
-        INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT,
-        array(t, 2), array(t, 2), array(FLOAT, 2), flags,
+        *asked, FLOAT, vector, array(t, 2), array(t, 2), array(FLOAT, 2), flags,
     )  # fmt: skip
     yield held.KERNELS[t.bitwidth // 8], (
-        *engine_types[:9], array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT, INT,
+        *asked, array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT, INT,
         BOOL, array(types.int32, 1),
     )  # fmt: skip
     yield engine.project_rows, (*engine_types, BOOL, array(types.int32, 1))

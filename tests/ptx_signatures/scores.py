@@ -22,6 +22,9 @@ def signatures(t):
     yield levels.choose_digits, (*k, BOOL, INT, ranks, array(bits, 1), histogram)
     yield levels.first_levels, (*k, INT, edges, vector, vector, vector)
     yield levels.lower_levels, (*k, INT, table, vector, vector, vector, flags)
-    given = (INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT, data, data, table, flags)
+    given = (
+        INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT, FLOAT, vector,
+        data, data, table, flags,
+    )  # fmt: skip
     yield iterative.project_rows, (*given, BOOL, array(types.int32, 1))
     yield iterative.project_long, (*given, INT, array(FLOAT, 3), array(t, 2))
