@@ -411,7 +411,15 @@ def unit_of_norm(l2, shift):
     The data's own, so that the norms can be compared, unless they are far from each other.
     """
     own = int(math.frexp(l2)[1])
-    return -shift if abs(own + shift) <= 64 else own
+    return -shift if abs(own + shift) <= 32 else own
+
+
+@register_jitable
+def fits_unit(l2, st, itemsize):
+    """Whether the factor of Hoyer's projection has all its digits in the data's dtype."""
+    least = 2.0**-118 if itemsize == 4 else 2.0**-1000
+    factor = scale(HOYER, st, l2)
+    return l2 == 0.0 or least <= factor <= 1.0 / least
 
 
 @register_jitable
@@ -470,21 +478,34 @@ def refined(level, rest, st):
 
 
 @register_jitable
+def refined_step(level, rest, st, nu, s, q):
+    """The same from these sums at the state's τ: those of another support."""
+    offset = newton_offset(HOYER, level, nu, s, q)
+    sd, qd = sums_at(nu, s, q, offset)
+    found = State(
+        SOFT, st.anchor, offset, st.lo, st.hi, nu, st.overshoots, st.pinned, st.at_zero,
+        st.passes + 1, sd, qd,
+    )  # fmt: skip
+    return refined(level, rest, found)
+
+
+@register_jitable
 def level_of_ratio(ratio, low, n):
     """Level and rest of n entries whose norms have the ratio L1/L2 = ratio + low.
 
-    The level is below n unless it is n; up to 1e-15 more than one counts as one.
+    What is less than a whole number has a level less than that; up to 1e-15 more than one
+    counts as one.
     """
     level, rest = two_product(ratio, ratio)
     level, rest = two_sum(level, rest + 2.0 * ratio * low)
     if level < 1.0 + 1e-15:
         return 1.0, 0.0
-    if level < n:
-        return level, rest
-    if (level - n) + rest > -(2.0**-100) * n:
+    if level > n or (level == n and rest > -(2.0**-100) * n):
         return n, 0.0
-    below = n - n * 2.0**-53  # the float before n
-    return below, (level - below) + rest
+    if rest < 0.0 and level == math.floor(level):
+        below = level - level * 2.0**-53  # the float before it
+        return below, (level - below) + rest
+    return level, rest
 
 
 @register_jitable

@@ -648,6 +648,8 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
             workers,
         )
         job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, few, log)
+    if kind == m.HOYER:
+        job = engine.settled(job, absolute, level, rest, z, False)
     if job.state.status in (m.NONFINITE, m.RESCALE):
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, r, r + 1)
         return
@@ -656,7 +658,7 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
         chunks,
         workers,
     )
-    engine.report(job.state, kind, level, rest, table[r])
+    engine.report(job.state, kind, level, table[r])
 
 
 def _complain(status, check_finite):

@@ -12,7 +12,6 @@ where each trial is a sum of positive terms (no cancellation, pairwise summation
 """
 
 import decimal
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -73,11 +72,13 @@ def level_for_sparseness(s, n):
     return (root - LD(s) * (root - 1)) ** 2
 
 
-def below_n(s, n):
-    """n minus that level: right also where the two are almost the same."""
-    root = np.sqrt(LD(n))
-    part = LD(s) * (root - 1)
-    return part * (2 * root - part)
+def level_and_low(s, n):
+    """That level as a float and what it lacks: ties next to a whole level show 117 bits."""
+    with decimal.localcontext(prec=60):
+        root = decimal.Decimal(n).sqrt()
+        part = decimal.Decimal(s) * (root - 1)
+        level = n - part * (2 * root - part)
+        return LD(float(level)), LD(str(level - decimal.Decimal(float(level))))
 
 
 # ---------------------------------------------------------------------------
@@ -110,23 +111,24 @@ def _soft(values, enough, theta_on):
     return Soft(p, top - theta, int(np.count_nonzero(p)))
 
 
-def threshold_for_level(values, level, below=None):
-    """p = max(values - tau, 0) with H(p) = level = n - below; tau of either sign.
+def threshold_for_level(values, level, low=0):
+    """p = max(values - tau, 0) with H(p) = level + low; tau of either sign.
 
-    The caller has excluded more ties at the top than ``level``.
+    The caller has excluded more ties at the top than that.
     """
-    level, size = LD(level), np.size(values)
-    below = size - level if below is None else below
+    level = LD(level)
 
     def enough(p):
-        return p.size > level and hoyer_score(p) > level  # H(p) ≤ p.size, but for rounding
+        if p.size - level - low <= 0:  # H(p) ≤ p.size, but for rounding
+            return False
+        return hoyer_score(p) > level + low
 
     def theta_on(g):
         nu = g.size
         mean = np.sum(g) / nu
         var = np.sum((g - mean) ** 2) / nu
         # mean(p)^2 * (nu - l) = l * var(p), and p = theta - g
-        return mean + np.sqrt(level * var / (below - (size - nu)))
+        return mean + np.sqrt((level + low) * var / (nu - level - low))
 
     return _soft(values, enough, theta_on)
 
@@ -145,49 +147,34 @@ def threshold_for_sum(values, total):
 # the direction p >= 0 with H(p) = level that makes <p, values> / ||p|| largest
 
 
-def tie_vector(values, level):
-    """The answer where more than ``level`` entries share the maximum."""
+def tie_vector(values, level, low=0):
+    """The answer where more than ``level + low`` entries share the maximum."""
     values = np.asarray(values).ravel()
     at_top = np.flatnonzero(values == values.max())
     level = LD(level)
-    k = math.ceil(level)
+    k = int(np.ceil(level))  # math.ceil would round to a float first
+    k += level == k and low > 0
     # the larger-index entry b in [0, 1] solves (k - 1 + b)^2 = l (k - 1 + b^2)
-    b = (
-        (k - 1) * (level - k + 1) / (k - 1 + np.sqrt((k - 1) * level * (k - level)))
-        if k > 1
-        else LD(1)
-    )
+    cut = np.sqrt((k - 1) * (level + low) * (k - level - low))
+    b = (k - 1) * (level - k + 1 + low) / (k - 1 + cut) if k > 1 else LD(1)
     p = np.zeros(values.size, LD)
     p[at_top[: k - 1]] = 1
     p[at_top[k - 1]] = b
     return p
 
 
-def last_of_ties(s, n):
-    """How many of n ties are kept at this sparseness, and the last over the first, in decimals.
-
-    Next to a whole number even the last bit of a long double level would show.
-    """
-    with decimal.localcontext(prec=60):
-        root = decimal.Decimal(n).sqrt()
-        level = (root - decimal.Decimal(s) * (root - 1)) ** 2
-        k = math.ceil(level)
-        cut = ((k - 1) * level * (k - level)).sqrt()
-        return k, float((k - 1) * (level - k + 1) / (k - 1 + cut))
-
-
-def direction(values, level, below=None):
-    """(p, tau): the best direction at ``level``, and its threshold."""
+def direction(values, level, low=0):
+    """(p, tau): the best direction at ``level + low``, and its threshold."""
     values = np.asarray(values).ravel()
     level = LD(level)
     ties = np.count_nonzero(values == values.max())
-    if level < ties:
-        return tie_vector(values, level), LD(values.max())
-    if (values.size - level if below is None else below) <= 0:
+    if ties - level - low > 0:
+        return tie_vector(values, level, low), LD(values.max())
+    if values.size - level - low <= 0:
         return np.ones(values.size, LD), LD(-np.inf)
-    if level == ties:
+    if ties - level - low == 0:
         return (values == values.max()).astype(LD), LD(values.max())
-    soft = threshold_for_level(values, level, below)
+    soft = threshold_for_level(values, level, low)
     return soft.p, soft.tau
 
 
@@ -213,13 +200,13 @@ def project_hoyer(y, sparseness=None, *, l1=None, l2=None, nonneg=False):
     y = np.asarray(y).ravel().astype(LD)
     norm = norms(y)[1] if l2 is None else LD(l2)
     if l1 is None:
-        level, below = level_for_sparseness(sparseness, y.size), below_n(sparseness, y.size)
+        level, low = level_and_low(sparseness, y.size)
     else:
-        level, below = (LD(l1) / norm) ** 2, None
+        level, low = (LD(l1) / norm) ** 2, 0
     if norm == 0:
         return np.zeros_like(y)
     values = y if nonneg else np.abs(y)
-    p, _ = direction(values, level, below)
+    p, _ = direction(values, level, low)
     x = p * (norm / np.sqrt(np.sum(p * p)))
     return x if nonneg else _signs(y) * x
 

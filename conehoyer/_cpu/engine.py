@@ -977,7 +977,7 @@ def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
 def _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last):
     """Write chunks first..last−1 of the result, past the caches if so wanted."""
     z, out = uncounted(z), uncounted(out)
-    st = m.refined(p, rest, job.state)
+    st = job.state
     real = z.dtype.type
     begin, end = first * CHUNK, min(last * CHUNK, z.size)
     piece, target = z[begin:end], out[begin:end]
@@ -1041,9 +1041,8 @@ def _prepare(kind, absolute, p, l2, z, buffer, part):
 
 
 @helper
-def _report(st, kind, p, rest, row):
+def _report(st, kind, p, row):
     """Status, threshold, value of the constraint reached, passes."""
-    st = m.refined(p, rest, st)
     row[STATUS] = st.status
     row[THRESHOLD] = st.anchor + st.offset
     if st.status == m.TIED or st.status == m.FLAT:
@@ -1053,6 +1052,24 @@ def _report(st, kind, p, rest, row):
     else:
         row[REACHED] = st.s * st.s / st.q if st.q > 0.0 else 0.0
     row[PASSES] = st.passes
+
+
+@helper
+def _settled(job, absolute, p, rest, z, scaled):
+    """HOYER: the verdict for the level p + rest, or that another unit is needed to write it."""
+    st = job.state
+    if st.status != m.SOFT:
+        return job
+    found = m.refined(p, rest, st)
+    if st.nu < z.size and abs(found.offset - st.offset) > 2.0**-45 * (st.s / st.nu):
+        for _ in range(m.NEWTON_PASSES):  # if τ has moved across entries
+            nu, s, q = passes.sums(z, absolute, found.anchor, found.offset)
+            if nu == found.nu:
+                break
+            found = m.refined_step(p, rest, found, nu, s, q)
+    if not scaled and not m.fits_unit(job.l2, found, z.itemsize):
+        return _verdict(m.RESCALE, 0.0, job.l2, 0.0, 0.0, 0.0)
+    return _job(WRITE, found, job.early, job.l2, 0)
 
 
 @helper
@@ -1163,11 +1180,11 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 simd.fetch(following, i)
         source, shift, back, p, l2 = z, NONE, NONE, report[WANTED], report[NORM]
         rest = report[REST] if kind == m.HOYER else 0.0
-        if found and known[place, short.STATUS] == m.SOFT and (kind != m.HOYER or l2 >= 0.0):
+        if found and known[place, short.STATUS] == m.SOFT and kind != m.HOYER:
             st = short.verdict(known[place])  # the usual case, in few words
             anchor, offset, dust, factor = _soft(kind, st, l2, x.dtype.type)
             _write_soft(z, absolute, anchor, offset, dust, factor, target, past)
-            _report(st, kind, p, rest, report)
+            _report(st, kind, p, report)
             continue
         buffer = spare if aside else target
         attempt, by_size, few = 0, False, uncounted(own_few)
@@ -1185,6 +1202,8 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 job = _proceed(
                     job, kind, absolute, p, tol, source, buffer, held, part, few, table[r, LOG:]
                 )
+            if kind == m.HOYER:
+                job = _settled(job, absolute, p, rest, source, attempt > 0)
             attempt += 1
             if job.state.status in (m.RESCALE, m.NONFINITE):
                 job = _no_result(job, kind, absolute, report[WANTED], z, attempt > 1)
@@ -1209,7 +1228,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 report[WANTED] = wanted
                 found = short.is_verdict(kind, known[place])
                 found = found and known[place, short.STATUS] != m.RESCALE
-        _report(job.state, kind, p, rest, report)
+        _report(job.state, kind, p, report)
         if attempt > 1:
             _write_scaled(
                 job, kind, absolute, p, rest, z, source, shift, back, target, part, few, report
@@ -1234,4 +1253,4 @@ def _write_part(job, kind, absolute, p, rest, z, out, part, few, first, last):
 
 # The steps of one slice, for threads that share it.
 prepare, run_pass, proceed = entry(_prepare), entry(_run_pass), entry(_proceed)
-report, write = entry(_report), entry(_write_part)
+settled, report, write = entry(_settled), entry(_report), entry(_write_part)
