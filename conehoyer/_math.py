@@ -166,7 +166,7 @@ def equality_holds(kind, p, l2, tol, s, q):
     """Whether Σa, Σa² over all entries already meet an equality constraint."""
     if kind == SIMPLEX:
         return abs(s - p) <= tol * p
-    if kind == HOYER and 1e-200 < q < 1e200:
+    if kind == HOYER and 1e-200 < q < 1e200 and l2 < math.inf:
         return abs(s * s - p * q) <= tol * p * q and abs(math.sqrt(q) - l2) <= tol * l2
     return False
 
@@ -212,15 +212,28 @@ def drowned(level, nu, mean, var):
 
 
 @register_jitable
+def from_whole(level):
+    """The distance from the next whole number."""
+    return abs(level - math.floor(level + 0.5))
+
+
+@register_jitable
+def nearly_whole(level):
+    """Whether the level is not a whole number, but hardly differs from one."""
+    return 0.0 < from_whole(level) <= 2.0**-40 * level
+
+
+@register_jitable
 def delicate(level, nu):
     """Whether rounding may put an entry on the wrong side of τ, and then τ far from its place.
 
     The Newton step loses digits where ν is little more than l; and where l entries are alike,
     the score is l over the whole gap below them.
     """
-    return 0.0 < nu - level <= 0.05 * level or (
-        0.0 < nu - level < 1.5 and abs(level - math.floor(level + 0.5)) <= 1e-7 * level
-    )
+    room = nu - level
+    if room < 1.5:
+        return room > 0.0 and (room <= 0.05 * level or from_whole(level) <= 1e-7 * level)
+    return room <= 0.05 * level or nearly_whole(level)
 
 
 @register_jitable
@@ -299,7 +312,8 @@ def advance(kind, p, tol, st, nu, s, q):
         var = q / nu - mean * mean
         lost = drowned(p, nu, mean, var)
         # Before it ends with the same support twice, every digit counts.
-        final = (nu == st.nu or close) and delicate(p, nu)
+        # (An entry on τ may belong to it from one anchor and not from another: not for ever.)
+        final = (nu == st.nu or close) and delicate(p, nu) and passes < 16
         final = final and abs(mean) > 0.25 * (mean - offset)
         if (lost or final) and passes < MAX_PASSES:
             closer = anchor + mean
@@ -311,7 +325,7 @@ def advance(kind, p, tol, st, nu, s, q):
                 )  # fmt: skip
             tied = lost  # all of the support is the one float `anchor`
 
-    if tied and left and nu > p:
+    if tied and nu > p:  # H is ν at every τ, whatever rounding says of the side
         return State(TIED, anchor, 0.0, anchor, anchor, nu, 0, True, at_zero, passes, s, q)
     if tied and nu == p and not everything:
         return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
@@ -479,14 +493,21 @@ def refined(level, rest, st):
 
 @register_jitable
 def refined_step(level, rest, st, nu, s, q):
-    """The same from these sums at the state's τ: those of another support."""
-    offset = newton_offset(HOYER, level, nu, s, q)
+    """The same from these sums at the state's τ, of another support; never to the left of it."""
+    offset = newton_offset(HOYER, level, nu, s, q) if nu > level else st.offset
     sd, qd = sums_at(nu, s, q, offset)
-    found = State(
+    here = State(
         SOFT, st.anchor, offset, st.lo, st.hi, nu, st.overshoots, st.pinned, st.at_zero,
         st.passes + 1, sd, qd,
     )  # fmt: skip
-    return refined(level, rest, found)
+    found = refined(level, rest, here)
+    if found.offset >= st.offset:
+        return found
+    sd, qd = sums_at(nu, s, q, st.offset)
+    return State(
+        SOFT, st.anchor, st.offset, st.lo, st.hi, nu, st.overshoots, st.pinned, st.at_zero,
+        st.passes + 1, sd, qd,
+    )  # fmt: skip
 
 
 @register_jitable

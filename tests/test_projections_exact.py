@@ -560,6 +560,24 @@ def test_a_level_just_below_a_count_of_ties(n):
                 assert error(x, oracle.project_cai(y, level)) <= 1e-5, (seed, below)
 
 
+@pytest.mark.parametrize("method", CAI_METHODS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_level_a_few_bits_below_a_count_of_ties(method, dtype):
+    """H is one bit more all over the gap below the ties, and the last of them not as large."""
+    for seed in range(600):
+        rng = np.random.default_rng(seed)
+        n = int(rng.choice([3, 4, 5, 8, 13, 50]))
+        k = int(rng.integers(2, n))
+        low, high = np.sort(rng.uniform(0.1, 3.0, 2)) * 10.0 ** rng.integers(-5, 5)
+        y = rng.permutation(np.where(np.arange(n) < k, high, low)) * rng.choice([-1, 1], n)
+        y = y.astype(dtype)
+        level = k * (1.0 - rng.integers(1, 5) * 2.0**-53)
+        bound = 1e-5 if dtype is np.float32 else 1e-12
+        if float(oracle.hoyer_score(y)) > level * (1.0 + 0.11 * bound):
+            x = ch.project_cai(y, level, method=method)
+            assert error(x, oracle.project_cai(y, level)) <= bound, seed
+
+
 @pytest.mark.parametrize("method", BALL_METHODS)
 @pytest.mark.parametrize("project", ["l1", "simplex"])
 def test_radii_at_an_entry_of_nearly_constant_data(project, method):
@@ -604,6 +622,30 @@ def test_what_a_float_of_the_level_lacks(method):
     y = np.tile(y, 4)  # long enough for two threads
     x = ch.project_hoyer(y, 0.2, method=method, workers=2)
     assert error(x, oracle.project_hoyer(y, 0.2)) <= 1e-12
+
+
+@pytest.mark.parametrize("method", HOYER_METHODS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_norms_far_from_the_data(dtype, method):
+    """The factor is no number of the dtype, or a subnormal one."""
+    bound, most = (1e-5, 30) if dtype is np.float32 else (1e-12, 290)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        y = rng.standard_normal(12).astype(dtype) * dtype(10.0 ** rng.integers(-most, most))
+        norm = 10.0 ** rng.integers(-most, most)
+        for s in (1e-12, 0.3, 0.8):
+            x = ch.project_hoyer(y, s, l2=norm, method=method)
+            expected = oracle.project_hoyer(y, s, l2=norm)
+            assert error(np.abs(x), np.abs(expected)) <= bound, (seed, s)
+
+
+@pytest.mark.parametrize("method", HOYER_METHODS)
+def test_nearly_tied_entries_at_a_level_next_to_a_whole_number(method):
+    """The rest moves τ across the next entry: 3e-17 of the level brought in one of 0.01."""
+    y = np.array([0.5, -3.6e-8, -1.5e-8, -2.32581574e11, 5518.0])
+    for s in (0.19098300562505266, 0.1909830056250526, 0.19098300562505272):
+        x = ch.project_hoyer(y, s, nonneg=True, method=method)
+        assert error(x, oracle.project_hoyer(y, s, nonneg=True)) <= 1e-12
 
 
 @pytest.mark.parametrize("method", HOYER_METHODS)

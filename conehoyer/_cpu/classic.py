@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import helper, kernel
-from . import passes
-from .arrays import NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED
+from . import engine, passes
+from .arrays import NO, NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED, YES
 
 
 @helper
@@ -165,9 +165,23 @@ def _unit_values(z, absolute, a):
 
 
 @helper
-def _finish(z, absolute, a, factor, exponent, out):
+def _exact(kind, level, threshold, a):
+    """The verdict from near the threshold: rounds lose digits, and maybe entries next to it."""
+    lo = 0.0 if kind == m.CAI else -math.inf
+    st = m.State(m.GO, threshold, 0.0, lo, math.inf, -1.0, 0, False, True, 0, 0.0, 0.0)
+    while st.status == m.GO:
+        nu, s, q = passes.sums(a, False, st.anchor, st.offset)
+        st = m.advance(kind, level, 0.0, st, nu, s, q)
+    return st
+
+
+@helper
+def _finish(z, absolute, a, st, factor, unit, exponent, out):
+    """Write ``unit·2^exponent·(factor·max(a − τ, 0))`` with the signs of z."""
+    dust = m.dust(st)
     for i in range(z.size):
-        value = math.ldexp(factor * a[i], exponent)
+        d = (a[i] - st.anchor) - st.offset
+        value = math.ldexp(unit * (factor * d), exponent) if d > dust else 0.0
         out[i] = math.copysign(value, z[i]) if absolute and value > 0.0 else value
 
 
@@ -215,17 +229,15 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
         threshold = 0.0
         if status == m.FEASIBLE:
             passes.write_copy(z, absolute, out[r])
-        elif status == m.TIED:
-            threshold = _finish_tied(m.CAI, level, 0.0, z, absolute, 0.0, out[r])
-            score = level
         else:
-            threshold = math.ldexp(-shift / slope, exponent)
-            product, norm2 = 0.0, 0.0
-            for i in range(z.size):
-                value = math.ldexp(np.float64(z[i]), -exponent)
-                product += a[i] * (abs(value) if absolute else value)
-                norm2 += a[i] * a[i]
-            _finish(z, absolute, a, product / norm2, exponent, out[r])
+            _unit_values(z, absolute, a)
+            st = _exact(m.CAI, level, -shift / slope, a)
+            if st.status == m.TIED:
+                threshold = _finish_tied(m.CAI, level, 0.0, z, absolute, 0.0, out[r])
+            else:
+                threshold = math.ldexp(st.anchor + st.offset, exponent)
+                _finish(z, absolute, a, st, m.scale(m.CAI, st, 0.0), 1.0, exponent, out[r])
+            score = level
         _report(table[r], status, threshold, score, rounds)
 
 
@@ -301,18 +313,15 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
                 break
             count = kept
         threshold = -math.inf
-        if status == m.TIED:
-            threshold = _finish_tied(m.HOYER, level, rest, z, absolute, l2, out[r])
-        elif status == m.FLAT:
+        if status == m.FLAT:
             passes.write_flat(z, absolute, l2 / math.sqrt(n), out[r])
         else:
-            offset = -shift / slope
-            threshold = math.ldexp(offset, exponent)
-            norm2 = 0.0
-            for i in range(n):
-                a[i] = max(a[i] - offset, 0.0)
-                norm2 += a[i] * a[i]
-            _finish(z, absolute, a, 1.0 / math.sqrt(norm2), 0, out[r])
-            for i in range(n):
-                out[r, i] *= l2
+            st = _exact(m.HOYER, level, -shift / slope, a)
+            job = engine._settled(engine._write_job(st, 1.0), NO, level, rest, a, YES)
+            st = job.state
+            if st.status == m.TIED:
+                threshold = _finish_tied(m.HOYER, level, rest, z, absolute, l2, out[r])
+            else:
+                threshold = math.ldexp(st.anchor + st.offset, exponent)
+                _finish(z, absolute, a, st, m.scale(m.HOYER, st, 1.0), l2, 0, out[r])
         _report(table[r], status, threshold, level, rounds)

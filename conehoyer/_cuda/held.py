@@ -122,7 +122,7 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
         if nu == f.before and abs(step - f.offset) <= 2.0**-16 * (mean - f.offset):
             status = m.SOFT
             if cone and m.delicate(p, nu):  # every digit counts
-                if nu - p <= 1e-3 * p:
+                if nu - p <= 1e-3 * p or m.nearly_whole(p):
                     return _ended(ODD, f)
                 status = m.SOFT if f.exact or not narrow else m.GO
             elif not cone and p < engine.TINY * abs(f.anchor):
