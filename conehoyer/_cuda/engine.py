@@ -89,6 +89,9 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         if not least < abs(st.anchor) + math.sqrt(q) < most and s != 0.0:
             told[0] = m.RESCALE
             return
+    if narrow and cone and not st.pinned and 0.0 < nu - p <= 1e-3 * p and st.offset > -math.inf:
+        remember(told, with_tau(st, st.anchor, st.offset, st.nu, True))  # once more, in float64
+        return
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.status == m.GO and guessed and not st.pinned:
         guess = m.tail_guess(kind, p, nu, s, q)
@@ -456,6 +459,9 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
                     turn = 1 - turn
                     banded = math.isfinite(over) and math.isfinite(over_s)
         status = int(told[0])
+        if kind == m.HOYER and status == m.SOFT and attempt == 1:
+            if not m.fits_unit(told[L2], recall(told), z.itemsize):
+                status = m.RESCALE
         # Hoyer's τ may lie among what the first unit has made equal.
         whole = attempt == 2 and masked and kind == m.HOYER and told[1] + told[2] < -0.25 * far
         if not whole and (attempt > 1 or not (status == m.RESCALE or status == m.NONFINITE)):

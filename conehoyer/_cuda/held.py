@@ -359,9 +359,11 @@ def _made(count, narrow):
                     f = _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q)
                 going = f.status == m.GO
                 first, coarse = False, first and kind == m.HOYER
-            done = f.status != ODD
             s, q = m.sums_at(nu, s, q, f.offset)
             st = m.State(f.status, f.anchor, f.offset, 0.0, 0.0, nu, 0, False, True, f.passes, s, q)
+            done = f.status != ODD
+            if kind == m.HOYER and done:  # which is SOFT
+                done = m.fits_unit(l2, st, flat.itemsize)
             if live and done:
                 # goal_n is n: told so, the compiler would keep all places in registers.
                 out = goal[r * goal_n :]

@@ -140,6 +140,31 @@ def test_what_a_float_of_the_level_lacks(n, to_gpu, to_host):
         assert error(x, oracle.project_hoyer(np.ones(n), s)) <= 1e-12
 
 
+@pytest.mark.parametrize("n", [12, LONG])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_norms_far_from_the_data(n, dtype, to_gpu, to_host):
+    most = 30 if dtype is np.float32 else 290
+    data = make("gaussian", n).astype(dtype)
+    for power, norm in ((0, -1), (0.9, -1), (-0.9, 1), (-0.9, -0.9), (1, 1)):
+        y = data * dtype(10.0 ** (power * (most - 2)))
+        for s in (1e-12, 0.3, 0.8):
+            x = to_host(ch.project_hoyer(to_gpu(y), s, l2=10.0 ** (norm * most)))
+            expected = oracle.project_hoyer(y, s, l2=10.0 ** (norm * most))
+            assert error(np.abs(x), np.abs(expected)) <= TOLERANCE[y.dtype]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_level_a_few_bits_below_a_count_of_ties(dtype, to_gpu, to_host):
+    for n, k in ((4, 3), (8, 4), (50, 14), (LONG, 70)):
+        for seed in range(8):
+            rng = np.random.default_rng(seed)
+            low, high = np.sort(rng.uniform(0.1, 3.0, 2))
+            y = rng.permutation(np.where(np.arange(n) < k, high, low)).astype(dtype)
+            level = k * (1.0 - (1 + seed % 4) * 2.0**-53)
+            x = to_host(ch.project_cai(to_gpu(y), level))
+            assert error(x, oracle.project_cai(y, level)) <= TOLERANCE[y.dtype]
+
+
 @pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
 @pytest.mark.parametrize("n", [50, LONG])
