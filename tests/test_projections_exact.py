@@ -637,6 +637,9 @@ def test_norms_far_from_the_data(dtype, method):
             x = ch.project_hoyer(y, s, l2=norm, method=method)
             expected = oracle.project_hoyer(y, s, l2=norm)
             assert error(np.abs(x), np.abs(expected)) <= bound, (seed, s)
+    flat = np.full(4, 10.0**-most, dtype)  # of the score wanted, but not of the norm
+    x = ch.project_hoyer(flat, 0.0, l2=10.0**most, method=method)
+    assert error(x, np.full(4, 0.5 * LD(10.0**most))) <= bound
 
 
 @pytest.mark.parametrize("method", HOYER_METHODS)
