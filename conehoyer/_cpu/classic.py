@@ -10,7 +10,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes
-from .arrays import NO, NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED, YES
+from .arrays import NO, NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED
 
 
 @helper
@@ -176,6 +176,12 @@ def _exact(kind, level, threshold, a):
 
 
 @helper
+def _capped(status, st):
+    """The status to report: the rounds' own, or that the steps after them hit their cap."""
+    return m.CAPPED if st.status == m.CAPPED else status
+
+
+@helper
 def _finish(z, absolute, a, st, factor, unit, exponent, out):
     """Write ``unit·2^exponent·(factor·max(a − τ, 0))`` with the signs of z."""
     dust = m.dust(st)
@@ -232,6 +238,7 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
         else:
             _unit_values(z, absolute, a)
             st = _exact(m.CAI, level, -shift / slope, a)
+            status = _capped(status, st)
             if st.status == m.TIED:
                 threshold = _finish_tied(m.CAI, level, 0.0, z, absolute, 0.0, out[r])
             else:
@@ -317,8 +324,8 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             passes.write_flat(z, absolute, l2 / math.sqrt(n), out[r])
         else:
             st = _exact(m.HOYER, level, -shift / slope, a)
-            job = engine._settled(engine._write_job(st, 1.0), NO, level, rest, a, YES)
-            st = job.state
+            st = engine.refine(st, NO, level, rest, a)
+            status = _capped(status, st)
             if st.status == m.TIED:
                 threshold = _finish_tied(m.HOYER, level, rest, z, absolute, l2, out[r])
             else:

@@ -1055,21 +1055,26 @@ def _report(st, kind, p, row):
 
 
 @helper
+def refine(st, absolute, p, rest, z):
+    """The verdict for Hoyer's level p + rest, from that for p."""
+    found = m.refined(p, rest, st)
+    if found.status == m.SOFT and st.nu < z.size:
+        if abs(found.offset - st.offset) > 2.0**-45 * (st.s / st.nu):
+            for _ in range(m.NEWTON_PASSES):  # if τ has moved across entries
+                nu, s, q = passes.sums(z, absolute, found.anchor, found.offset)
+                if nu == found.nu:
+                    break
+                found = m.refined_step(p, rest, found, nu, s, q)
+    return found
+
+
+@helper
 def _settled(job, absolute, p, rest, z, scaled):
     """HOYER: the verdict for the level p + rest, or that another unit is needed to write it."""
-    st = job.state
-    if st.status != m.SOFT:
-        return job
-    found = m.refined(p, rest, st)
-    if st.nu < z.size and abs(found.offset - st.offset) > 2.0**-45 * (st.s / st.nu):
-        for _ in range(m.NEWTON_PASSES):  # if τ has moved across entries
-            nu, s, q = passes.sums(z, absolute, found.anchor, found.offset)
-            if nu == found.nu:
-                break
-            found = m.refined_step(p, rest, found, nu, s, q)
-    if not scaled and not m.fits_unit(job.l2, found, z.itemsize):
+    st = refine(job.state, absolute, p, rest, z)
+    if st.status == m.SOFT and not scaled and not m.fits_unit(job.l2, st, z.itemsize):
         return _verdict(m.RESCALE, 0.0, job.l2, 0.0, 0.0, 0.0)
-    return _job(WRITE, found, job.early, job.l2, 0)
+    return _job(WRITE, st, job.early, job.l2, 0)
 
 
 @helper
