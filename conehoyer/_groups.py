@@ -188,7 +188,8 @@ def _labels(groups, x):
         )
     matrix, full = x.array.shape[-2:], x.array.shape
     if labels.shape not in (matrix, full):
-        raise ValueError(f"groups: labels must have shape {matrix} or {full}, got {labels.shape}")
+        shapes = f"{matrix} or {full}" if full != matrix else f"{matrix}"
+        raise ValueError(f"groups: labels must have shape {shapes}, got {labels.shape}")
     if labels.size and labels.min() < 0:
         raise ValueError(f"groups: labels must be >= 0, got {labels.min()}")
     count = int(labels.max()) + 1 if labels.size else 0
@@ -197,7 +198,8 @@ def _labels(groups, x):
     whole = labels.ndim > 2
     if x.turned:
         labels = labels.swapaxes(-1, -2)
-    labels = np.ascontiguousarray(labels.reshape(-1, labels.shape[-1]), dtype=np.intp)
+    rows = math.prod(labels.shape[:-1])
+    labels = np.ascontiguousarray(labels.reshape(rows, labels.shape[-1]), dtype=np.intp)
     return Groups(kernels.LABELS, 1, 1, labels, (count,), count, whole)
 
 

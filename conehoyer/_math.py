@@ -596,7 +596,7 @@ SPARSENESS = 2  # Hoyer's sparseness, of |a|
 def score(kind, n, s, q):
     """The score of n entries; NaN propagates."""
     if kind == SPARSENESS and n <= 1:
-        return 1.0
+        return 1.0 if math.isfinite(s) else math.nan
     value = s / q * s if q != 0.0 else 0.0
     return sparseness(value, n) if kind == SPARSENESS else value
 

@@ -295,27 +295,28 @@ class _Bilevel:
         if info[0] == m.FEASIBLE and clip:
             out[...] = z
         elif self.inner == kernels.L1:
-            self._shrink(z, u / unit, norms / unit, out, workers)
+            self._shrink(z, u, norms, unit, out, workers)
         else:
             if not clip:
                 threads = workers if u.nbytes >= _threads.DEALT_FROM else 1
                 run_split(partial(kernels.to_factors, norms, u), len(u), threads)
             run_split(partial(kernels.apply, z, clip, *parts.layout, u, out), len(z), workers)
         if unit != 1.0:
-            radii /= unit
-            info[1] /= unit
-            if self.kind == m.L1:
-                info[2] /= unit
+            with np.errstate(over="ignore"):  # beyond all floats they are inf
+                radii /= unit
+                info[1] /= unit
+                if self.kind == m.L1:
+                    info[2] /= unit
 
-    def _shrink(self, z, radii, norms, out, workers):
-        """Project each group onto the l1 ball of its radius."""
+    def _shrink(self, z, radii, norms, unit, out, workers):
+        """Project each group of `unit` times z onto the l1 ball of its radius."""
         values, starts, order = _groups.gathered(z, self.parts)
-        values = values.astype(np.float64)
+        values = values.astype(np.float64) * unit
         run_split(
             lambda i, j: kernels.shrink(values, starts, radii, norms, self.slack, i, j),
             self.parts.number, workers,
         )  # fmt: skip
-        _groups.scattered(values, order, self.parts, out)
+        _groups.scattered(values / unit, order, self.parts, out)
 
 
 def _only_one(level, radius):
@@ -413,7 +414,8 @@ def project_l1inf_ball(
     sum, ``Σ max(|y_i| − u_g, 0) = θ``, groups with ``Σ|y_i| ≤ θ`` vanish, and ``Σ u_g = radius``.
     Newton's method on θ and the u_g together ends after finitely many rounds, mostly fewer
     than 10, of one or two passes over the groups not yet dropped.  Memory: groups other than
-    rows (columns in Fortran order) are gathered once.  A matrix in the ball is returned
+    rows (columns in Fortran order) are gathered once.  The bounds add up to the radius, however
+    small it is; each is good to the rounding of its group's sum.  A matrix in the ball is returned
     bit for bit.  The result has the same bits for any number of workers.
 
     For an x on a GPU, the result and the report's arrays lie there too, and labels must.  The
@@ -505,8 +507,9 @@ class _L1Inf:
             if not moved.any():  # the tangents are the functions themselves
                 status = m.SOFT
                 break
-        kernels_l1inf.finish(theta, totals, bounds, counts, excess)
-        if radius == 0.0:
+        if radius > 0.0:
+            kernels_l1inf.finish(radius, theta, bounds, counts, excess)
+        else:
             bounds[:] = 0.0
         bounds /= unit
         info[:] = status, theta / unit, bounds.sum(), rounds
@@ -572,15 +575,37 @@ def level_for_groups(
     parts = _groups.parse(groups, data)
     norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
     batch = () if parts.whole else data.batch
-    counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1").astype(np.int64)
+    counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1")
+    counts = np.minimum(counts, parts.number).astype(np.int64)
     read = parts.seen(_groups.source(data))
     levels = np.empty(len(counts))
     for b in range(len(counts)):
         if not read.size:
             levels[b] = max(parts.number, 1)
             continue
-        norms, _ = _groups.norms(read[b], parts, norm, 1)
-        if not np.isfinite(norms).all():
-            raise _checks.not_finite()
+        norms = _finite_norms(read[b], parts, norm, 1)
         levels[b] = levels_of_rows(norms[None], counts[b : b + 1], data.slack)[0]
     return levels.reshape(batch)[()]
+
+
+def _finite_norms(z, parts, inner, workers):
+    norms, _ = _groups.norms(z, parts, inner, workers)
+    if not np.isfinite(norms).all():
+        raise _checks.not_finite()
+    return norms
+
+
+def largest_groups(x, count, groups, inner, workers):
+    """Mask of the entries in the `count` groups of each matrix that have the largest norms."""
+    data = _groups.matrices(x)
+    parts = _groups.parse(groups, data)
+    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    workers = resolve_workers(workers)
+    kept = []
+    for z in parts.seen(_groups.source(data)):
+        norms = _groups.to_caller(_finite_norms(z, parts, norm, workers), parts, data)
+        largest = np.zeros(norms.size, bool)
+        largest[np.argsort(-norms, axis=None, kind="stable")[:count]] = True
+        kept.append(largest.reshape(norms.shape))
+    kept = np.array(kept, bool).reshape(*data.batch, *parts.shape)
+    return _groups.mask(kept, parts, data)

@@ -48,7 +48,9 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, until the
     projection itself keeps it out.  O(n) a slice.  If at least `nnz` entries tie at the top the
     level starts at `nnz` (`project_cai` then keeps the first of them).  If the slice has no more
-    nonzeros than wanted the level is n.
+    nonzeros than wanted the level is n.  Where the largest entry dwarfs the others, some numbers
+    cannot be had: levels within the slack of "already feasible" keep all (1e-6 of the level in
+    float32, 1e-14 in float64), and the next ones may keep far fewer.
 
     Examples
     --------
@@ -69,8 +71,9 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
         from ._cuda import levels as on_gpu
 
         return on_gpu.level_for_nnz(s, _checks.parameter(wanted, "nnz", s, 1, what=">= 1"))
-    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1").astype(np.int64)
     z = _checks.rows(s)
+    counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
+    counts = np.minimum(counts, z.shape[1]).astype(np.int64)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
     return levels_of_rows(z, counts, s.slack).reshape(s.batch)[()]

@@ -23,6 +23,8 @@ _BLOCK_ENTRIES = 1 << 18  # of the residual that are formed at a time
 _GRAM_FROM = 1e-6  # smallest (error/‖X‖)² left to the Gram formula, which is good to 1e-15
 _ANCHOR_LOST = 1e-4  # the squared error is computed anew when it has shrunk by this factor
 _LARGE = 32  # powers of two within which squares and products are safe in float32
+_FAR = 80  # powers of two between the squared lengths of a component's sides that are balanced
+_MOST_SWEEPS = 1e6
 _CANDIDATES = 32  # rows looked at for a new component
 _PARALLEL_FROM = 1 << 14  # entries of a factor; below, threads cost more than they give
 
@@ -215,7 +217,12 @@ def nmf_hals(
     about ``eps·‖X‖``.  `error_history` takes this into account backwards; what a callback
     sees is good to 1e-8 relative.
 
-    A component whose column or row becomes zero is reseeded: H_k takes the positive
+    Components whose column and row are of very different sizes are balanced by powers of two, and
+    so are those of which a side would over- or underflow in the result.  A given H that stays as
+    it is may have any unit.
+
+    A component whose column or row becomes zero, or so short that its square underflows, is
+    reseeded: H_k takes the positive
     part of a row of the residual, W_k is zero until the next iteration, and the error
     stays.  Nothing is reseeded where no residual is left, nor with ``update_h=False``.
 
@@ -263,8 +270,8 @@ def nmf_hals(
     if not accelerated:
         alpha = 0.0
     with data.active():
-        wt, h = _start(init, rank, data, update_h, rng)
-        run = make_run(data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers)
+        wt, h, units = _start(init, rank, data, update_h, rng)
+        run = make_run(data, wt, h, units, alpha, epsilon, level_w, level_h, update_h, rng, workers)
         return run.until(max_iter, tol, callback, verbose)
 
 
@@ -321,14 +328,20 @@ def _check_entries(values, name, check_finite):
 
 
 def _check_range(low, finite, name, check_finite):
-    if check_finite and not finite:
-        raise ValueError(f"{name} must not contain NaN or inf; check_finite=False skips this test")
+    """`check_finite`: None if there is no way to skip the test."""
+    if check_finite is not False and not finite:
+        hint = "" if check_finite is None else "; check_finite=False skips this test"
+        raise ValueError(f"{name} must not contain NaN or inf{hint}")
     if low < 0.0:
         raise ValueError(f"{name} must be nonnegative, got an entry {low}")
 
 
 def _start(init, rank, data, update_h, rng):
-    """The start, transposed W0 and H0 in the work's dtype and unit, in memory of their own."""
+    """Transposed W0 and H0 in the work's dtype and units, in memory of their own.
+
+    With the units, the exponents of a power of two for each component: H0 = 2^units·h and, in that
+    of the data, W0 = 2^−units·w.
+    """
     if isinstance(init, str):
         _checks.choose(init, "init", ("nndsvd", "random"))
         if not update_h:
@@ -336,7 +349,8 @@ def _start(init, rank, data, update_h, rng):
                 "update_h=False needs the dictionary: give init=(None, H) or init=(W0, H), "
                 f"got init={init!r}"
             )
-        return data.start(_nndsvd if init == "nndsvd" else _random, rank, rng)
+        start = data.start(_nndsvd if init == "nndsvd" else _random, rank, rng)
+        return *start, np.zeros(rank, np.int64)
     if not isinstance(init, tuple | list) or len(init) != 2:
         raise TypeError(
             f"init must be 'nndsvd', 'random' or a pair (W0, H0), got {type(init).__name__}"
@@ -345,10 +359,15 @@ def _start(init, rank, data, update_h, rng):
     if h is None:
         raise ValueError("init=(W0, H0) needs H0; only W0 may be None")
     m, n = data.shape
-    h = data.factor(h, "H0 of init", (rank, n), False)
+    h = data.factor(h, "H0 of init", (rank, n))
+    units = np.frexp(data.tops(h))[1].astype(np.int64)
+    units[abs(units) <= _LARGE // 4] = 0  # else squares over- or underflow
+    if units.any():
+        h = data.in_units(h, -units)
     if w is None:
-        return data.zeros((rank, m)), h
-    return data.factor(w, "W0 of init", (m, rank), True), h
+        return data.zeros((rank, m)), h, units
+    w = data.transposed(data.factor(w, "W0 of init", (m, rank)), units - data.exponent)
+    return w, h, units
 
 
 def _factor(value, name, shape, dtype):
@@ -359,9 +378,10 @@ def _factor(value, name, shape, dtype):
     _checks._result_dtype(array.dtype, name)  # real, or TypeError
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    array = np.array(array, dtype, order="C")
-    _check_entries(array, name, True)
-    return array
+    top = _check_entries(array, name, None)
+    if top > float(np.finfo(dtype).max):
+        raise ValueError(f"{name} must fit in {dtype}, got an entry {top}")
+    return np.array(array, dtype, order="C")
 
 
 # --- the data ------------------------------------------------------------------------
@@ -452,16 +472,32 @@ class _Data:
         """Transposed W0 and H0 by `_random` or `_nndsvd`."""
         return method(self, rank, rng)
 
-    def factor(self, value, name, shape, transposed):
-        """A copy of a given factor; W0 transposed and in the data's unit."""
-        array = _factor(value, name, shape, self.work)
-        if transposed:
-            array = np.ascontiguousarray(np.ldexp(array.T, -self.exponent))
-        return array
+    def factor(self, value, name, shape):
+        """A copy of a given factor."""
+        return _factor(value, name, shape, self.work)
+
+    def tops(self, factor):
+        """The largest entry of each row."""
+        return factor.max(axis=1, initial=0)
+
+    def in_units(self, factor, exponents):
+        """A copy, each row times its power of two."""
+        return np.ldexp(factor, np.reshape(exponents, (-1, 1)))
+
+    def transposed(self, factor, exponents):
+        """The transpose, each row times its power of two."""
+        return np.ascontiguousarray(self.in_units(factor.T, exponents))
 
     def zeros(self, shape):
         """A factor to begin with."""
         return np.zeros(shape, self.work)
+
+    def deliver(self, w, h, live):
+        """W, which is given transposed, and H; unless they live on, in the data's dtype."""
+        if live:
+            return w.T, h
+        w = np.ascontiguousarray(w.T)
+        return w.astype(self.dtype, copy=False), h.astype(self.dtype, copy=False)
 
     def total(self):
         """The sum of the entries."""
@@ -550,6 +586,10 @@ class _Side:
         """Set the factor to zero."""
         self.factor[...] = 0
 
+    def scale(self, exponents):
+        """Multiply each component by its power of two."""
+        np.ldexp(self.factor, exponents[:, None], out=self.factor)
+
     def clear_without(self, other):
         """Set to zero the components whose partner is zero."""
         self.factor[~other.factor.any(axis=1)] = 0
@@ -614,20 +654,28 @@ class _Side:
 class _Run:
     """The state of a factorisation."""
 
-    def __init__(self, data, wt, h, alpha, epsilon, level_w, level_h, update_h, rng, workers):
-        self.data, self.update_h, self.rng = data, update_h, rng
+    def __init__(
+        self, data, wt, h, units, alpha, epsilon, level_w, level_h, update_h, rng, workers
+    ):
+        self.data, self.units, self.update_h, self.rng = data, units, update_h, rng
+        # Where a side is shorter, the other, fitted to it, might overflow when squared.
+        power = -124 if data.work.itemsize == 4 else -1000
+        self.least = math.ldexp(data.norm, power // 2) ** 2
         rank = wt.shape[0]
         m, n = data.shape
         # Flops of the products over those of a sweep, as in Gillis and Glineur.
         rho_w = 1.0 + (data.entries + n * rank) / max(m * (rank + 1), 1)
         rho_h = 1.0 + (data.entries + m * rank) / max(n * (rank + 1), 1)
-        self.w = self._side(wt, level_w, 1 + int(alpha * rho_w), epsilon, workers)
+        sweeps = [1 + int(min(alpha * rho, _MOST_SWEEPS)) for rho in (rho_w, rho_h)]
+        self.w = self._side(wt, level_w, sweeps[0], epsilon, workers)
         if update_h:
-            self.h = self._side(h, level_h, 1 + int(alpha * rho_h), epsilon, workers)
+            self.h = self._side(h, level_h, sweeps[1], epsilon, workers)
         else:
             self.h = self._side(h, None, 1, epsilon, workers)
             self._check_dictionary(level_h)
         self.reseeded = 0
+        if data.norm == 0.0:
+            self.w.clear()
         self.product_h = self.gram_w = None
         self.history, self.first = [0.0], 0
         self._multiply()
@@ -652,12 +700,19 @@ class _Run:
     def _multiply(self):
         """What an update of W needs."""
         self.product_w = self.data.times(self.h.factor)
-        self.gram_h = self.h.factor @ self.h.factor.T
+        self.gram_h = self._gram(self.h)
 
     def _multiply_back(self):
         """What an update of H needs."""
         self.product_h = self.data.transposed_times(self.w.factor)
-        self.gram_w = self.w.factor @ self.w.factor.T
+        self.gram_w = self._gram(self.w)
+
+    def _gram(self, side):
+        """Inner products of the components, zero for those too short to divide by."""
+        gram = side.factor @ side.factor.T
+        diagonal = gram.reshape(-1)[:: len(gram) + 1]
+        diagonal[~(diagonal > self.least)] = 0
+        return gram
 
     def _inner_products(self):
         """⟨X, WH⟩ and ‖WH‖²."""
@@ -704,19 +759,33 @@ class _Run:
             self._multiply_back()
             more, further = self.h.update(self.gram_w, self.product_h)
             gain, step = gain + more, step + further
-            if not (self.gram_w.diagonal().all() and self.h.factor.any(axis=1).all()):
-                step = math.inf if self._reseed() else step
             self._multiply()
+            squares = self.gram_w.diagonal(), self.gram_h.diagonal()
+            if self._mend(*(part.astype(np.float64) for part in squares)):
+                step = math.inf
         return gain, step
 
-    def _dead(self):
-        """The components of which a side is zero."""
-        w, h = self.w.factor, self.h.factor
-        return np.flatnonzero(~(w.any(axis=1) & h.any(axis=1)))
+    def _mend(self, squares_w, squares_h):
+        """Mend components that are lost or lopsided; returns whether there is a new one.
 
-    def _reseed(self):
+        Given the squared lengths of the sides, zero for those too short.
+        """
+        dead = np.flatnonzero(~((squares_w > 0) & (squares_h > 0)))
+        again = bool(dead.size) and self._reseed(dead)
+        apart = np.frexp(squares_h)[1] - np.frexp(squares_w)[1]
+        apart[dead] = 0
+        far = abs(apart) > _FAR
+        if far.any():  # else squares might over- or underflow
+            exponents = np.where(far, apart // 4, 0)
+            self.w.scale(exponents)
+            self.h.scale(-exponents)
+        if dead.size or far.any():
+            self._multiply()
+            self.gram_w = None  # and product_h: of the factors before
+        return again
+
+    def _reseed(self, dead):
         """Give components that have become zero a row of the residual to start from."""
-        dead = self._dead()
         m = self.data.shape[0]
         again = False
         for k in dead:
@@ -732,8 +801,6 @@ class _Run:
                 again = True
         if again:
             self.h.project()
-        if dead.size:
-            self.gram_w = None  # and product_h: of the factors before
         return again
 
     def kkt_residual(self):
@@ -747,13 +814,30 @@ class _Run:
 
     def _factors(self, live):
         """W and H in the data's unit, and unless they live on, in its dtype."""
-        w, h = self.w.factor.T, self.h.factor
-        if self.data.exponent:
-            w = np.ldexp(w, self.data.exponent)
-        if not live:
-            w = np.ascontiguousarray(w).astype(self.data.dtype, copy=False)
-            h = h.astype(self.data.dtype, copy=False)
-        return w, h
+        w, h, data = self.w.factor, self.h.factor, self.data
+        units_w, units_h = self._units(live)
+        if units_w.any():
+            w = data.in_units(w, units_w)
+        if units_h.any():
+            h = data.in_units(h, units_h)
+        return data.deliver(w, h, live)
+
+    def _units(self, live):
+        """The exponents that the components of W and H take to come into the data's unit.
+
+        Where a side would over- or underflow there, both become about as large.
+        """
+        units_w, units_h = self.data.exponent - self.units, self.units
+        if self.update_h and (units_w.any() or units_h.any() or not live):
+            name = str(self.data.dtype)
+            info = np.finfo("float32" if name == "bfloat16" else name)  # the same range
+            size_w = np.frexp(self.data.tops(self.w.factor))[1] + units_w
+            size_h = np.frexp(self.data.tops(self.h.factor))[1] + units_h
+            fits = np.maximum(size_w, size_h) <= info.maxexp
+            fits &= np.minimum(size_w, size_h) > info.minexp + info.nmant
+            shift = np.where(fits, 0, (size_w - size_h) // 2)
+            units_w, units_h = units_w - shift, units_h + shift
+        return units_w, units_h
 
     def result(self, message, kkt, converged):
         """The outcome in the data's unit and dtype; without a message, the live state."""

@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -668,6 +668,8 @@ def _number(value, name, low=0.0, high=math.inf, what="finite and >= 0"):
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
+    except OverflowError:  # an integer
+        number = math.inf
     if not low <= number < high:
         raise ValueError(f"{name} must be {what}, got {value!r}")
     return number
@@ -729,6 +731,10 @@ def _loaded_options(options, group, k):
     """The options of a saved parameter group."""
     if not isinstance(options, Mapping) or "params" not in options:
         raise TypeError(f'state_dict: parameter group {k} must be a dictionary with "params"')
+    if not isinstance(options["params"], Sized):
+        raise TypeError(
+            f'state_dict: "params" of parameter group {k} must be a list, got {options["params"]!r}'
+        )
     count, wanted = len(options["params"]), len(group["params"])
     if count != wanted:
         raise ValueError(

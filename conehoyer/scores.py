@@ -219,7 +219,8 @@ def gsp_score(
     axis : int or None, default -1
         The axis along which the vectors lie; not used for a list of arrays.
     keepdims : bool, default False
-        Return an array with as many dimensions as `x`, all of length one.
+        Return an array with as many dimensions as `x`, all of length one; not used for a list
+        of arrays.
     workers : int or None, default None
         Number of threads, -1 for all processors, None for `get_workers`.
 

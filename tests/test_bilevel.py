@@ -522,3 +522,14 @@ def test_norms_by_registers(rows, columns, dtype):
             _, info = ch.project_bilevel(x, 1e9, groups=groups, inner=inner, full_output=True)
             tolerance = 0.0 if inner == "linf" else 8 * np.finfo(dtype).eps
             np.testing.assert_allclose(info.radii.ravel(), norms.astype(float), rtol=tolerance)
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("exponent", [1000, 1023, -1000])
+def test_groups_whose_norm_is_beyond_all_floats(inner, exponent):
+    y = np.array([[1.0, 0.4], [0.9, 0.9], [0.8, 0.7], [0.7, 0.6]])
+    expected = ch.project_bilevel(y, 1.9, inner=inner)
+    assert not np.array_equal(expected, y)
+    result, info = ch.project_bilevel(np.ldexp(y, exponent), 1.9, inner=inner, full_output=True)
+    np.testing.assert_allclose(np.ldexp(result, -exponent), expected, rtol=1e-14)
+    np.testing.assert_array_equal(info.kept, [True, True])

@@ -1,6 +1,8 @@
 """Block-sparse matrices against dense ones in 80-bit floating point."""
 
 import io
+import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -309,6 +311,15 @@ def test_scipy():
         from_scipy(sp.coo_array(np.ones(4)), (1, 1))
 
 
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr"])
+def test_explicit_zeros_of_scipy_stay(kind):
+    from scipy import sparse as sp
+
+    entries = np.array([0.0, 3.0]), (np.array([0, 2]), np.array([0, 2]))
+    a = sp.coo_array(entries, shape=(4, 4)).asformat(kind)
+    assert from_scipy(a, (2, 2)).n_blocks == 2
+
+
 def test_save_and_load(tmp_path):
     rng = np.random.default_rng(5)
     w = sparse(rng, (13, 18), (4, 5), 0.4, np.float32)
@@ -353,6 +364,18 @@ def test_save_and_load(tmp_path):
     for broken in (b"", b"text", whole[:middle], whole[middle:], turned, one, one[:middle]):
         with pytest.raises(ValueError, match="file cannot be read as"):
             load(io.BytesIO(broken))
+    for name in right:
+        with (
+            zipfile.ZipFile(tmp_path / "w.npz") as old,
+            zipfile.ZipFile(tmp_path / "bad.npz", "w") as new,
+        ):
+            for member in old.namelist():
+                new.writestr(member, b"text" if member == f"{name}.npy" else old.read(member))
+        with pytest.raises(ValueError, match="file: its arrays describe no"):
+            load(tmp_path / "bad.npz")
+    for text in ("", "abc"):
+        with pytest.raises(TypeError, match="file must be in binary mode, got"):
+            load(io.StringIO(text))
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none.npz")
     room = io.BytesIO()
@@ -379,6 +402,24 @@ def test_prune(inner):
     shrunk = prune(w, (4, 2), 7, inner=inner, shrink=True)
     level = level_for_groups(w, 7, groups=(4, 2), inner=inner)
     np.testing.assert_array_equal(shrunk, project_bilevel(w, level, groups=(4, 2), inner=inner))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_prune_keeps_as_many_as_asked_for(dtype):
+    w = np.array([[1e7, 3, 2, 1, 0.5, 0.25, 1e-3, 5e-4]], dtype)
+    for count in range(1, 9):
+        np.testing.assert_array_equal(prune(w, (1, 1), count)[0, :count], w[0, :count])
+        assert np.count_nonzero(prune(w, (1, 1), count)) == count
+    heavy = np.random.default_rng(0).standard_cauchy((100, 300)).astype(dtype) ** 3
+    assert np.count_nonzero(prune(heavy, (1, 1), 0.5)) == 15_000
+    far = np.random.default_rng(1).standard_normal((64, 32)).astype(dtype)
+    far[0, 0] = 1e12
+    assert compress(prune(far, (8, 1), 0.25), (8, 1)).n_blocks == 64
+    # Of blocks that tie the first stay, in whatever order the matrix lies.
+    for order in "CF":
+        tied = prune(np.ones((4, 6), dtype, order=order), (2, 2), 4)
+        np.testing.assert_array_equal(tied[:2], 1)
+        np.testing.assert_array_equal(tied[2:], [[1, 1, 0, 0, 0, 0]] * 2)
 
 
 def test_prune_says_what_is_wrong():
@@ -468,6 +509,34 @@ def test_large_scores_do_not_overflow():
     np.testing.assert_array_equal(weights, [[0.5, 0.5, 0, 0]] * 2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_of_long_rows(dtype):
+    """Each small weight is less than the rounding of a float32 sum that is 1 already."""
+    scores = np.full((1, 1 << 18), -17.5, dtype)
+    scores[0, 0] = 0.0
+    small = np.exp(-17.5)
+    largest = 1.0 / (1.0 + (scores.size - 1) * small)  # 0.993
+    weights = compress(scores, (1, 32)).softmax().to_dense()
+    tolerance = 1e-6 if dtype == np.float32 else 1e-10
+    assert weights[0, 0] == pytest.approx(largest, rel=tolerance)
+    np.testing.assert_allclose(weights[0, 1:], small * largest, rtol=tolerance)
+    assert weights.sum(dtype=float) == pytest.approx(1.0, abs=tolerance)
+    pattern = BlockPattern(np.ones((1, scores.size // 32)), (1, 32))
+    v = np.zeros((scores.size, 1), dtype)
+    v[0] = 1.0
+    result = pattern.attention(np.ones((1, 1), dtype), scores.T, v)
+    np.testing.assert_allclose(result, [[largest]], rtol=tolerance)
+
+
+def test_rows_of_minus_infinity_are_nan():
+    pattern = BlockPattern(np.eye(2), (1, 2))
+    q, k = np.array([[-np.inf], [1.0]]), np.ones((4, 1))
+    weights = pattern.sample(q, k).softmax().to_dense()
+    np.testing.assert_array_equal(weights, [[np.nan, np.nan, 0, 0], [0, 0, 0.5, 0.5]])
+    result = pattern.attention(q, k, np.ones((4, 1)))
+    np.testing.assert_array_equal(result, [[np.nan], [1.0]])
+
+
 def test_blocks_are_zero_beyond_the_edges():
     pattern = BlockPattern(np.ones((2, 2)), (4, 3), (5, 5))
     scores = pattern.sample(np.full((5, 1), np.inf), np.ones((5, 1)))
@@ -509,6 +578,22 @@ def test_patterns_say_what_is_wrong():
         pattern.sample(np.ones((3, 2)), np.ones((4, 2)))
     with pytest.raises(ValueError, match="matrices"):
         pattern.attention(np.ones(3), np.ones((4, 2)), np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (0,), (2, 0)], ids=str)
+def test_attention_checks_also_where_the_batch_is_empty(batch):
+    pattern = BlockPattern(np.eye(2), (2, 2))
+    right = (4, 3), (4, 3), (4, 5)
+    q, k, v = (np.ones(batch + shape) for shape in right)
+    assert pattern.attention(q, k, v).shape == (*batch, 4, 5)
+    for place, wrong in ((0, (5, 3)), (0, (4, 2)), (1, (7, 3)), (1, (4, 2)), (2, (9, 5))):
+        given = [q, k, v]
+        given[place] = np.ones(batch + wrong)
+        text = rf"q, k and v must have shapes \(\.\.\., 4, D\), .*{re.escape(str(batch + wrong))}"
+        with pytest.raises(ValueError, match=text):
+            pattern.attention(*given)
+    with pytest.raises(ValueError, match="scale must be finite in float64, got nan"):
+        pattern.attention(q, k, v, scale=np.nan)
 
 
 def test_pattern_of_a_projection():

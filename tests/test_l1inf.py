@@ -179,3 +179,36 @@ def test_optimality_on_anything_hypothesis_finds(y, groups, share):
     x = ch.project_l1inf_ball(y, radius, groups=groups)
     if radius > 0:
         assert violation(y, x, labels, radius) <= 1e-10 * np.abs(y).max()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("share", [1e-4, 1e-7, 1e-10, 1e-13, 1e-16, 1e-30])
+def test_a_small_radius_is_met(share, dtype):
+    for seed, groups in enumerate(KINDS):
+        y = np.random.default_rng(seed).standard_normal((30, 20)).astype(dtype)
+        labels = labels_of(groups, 30, 20)
+        tops = np.zeros(labels.max() + 1)
+        np.maximum.at(tops, labels, np.abs(y))
+        radius = share * tops.sum()
+        x, info = ch.project_l1inf_ball(y, radius, groups=groups, full_output=True)
+        assert info.level == pytest.approx(radius, rel=1e-14)
+        norms = np.zeros(labels.max() + 1)
+        np.maximum.at(norms, labels, np.abs(x))
+        assert norms.sum() == pytest.approx(radius, rel=1e-14 if dtype == "float64" else 2e-7)
+        assert violation(y, x, labels, radius) <= (1e-10 if dtype == "float64" else 1e-5)
+        again = ch.project_l1inf_ball(x, radius, groups=groups)
+        np.testing.assert_array_equal(again, x)
+
+
+def test_a_radius_below_the_rounding_of_theta():
+    x = ch.project_l1inf_ball([[3.0, 1.0], [2.0, 0.5]], 1e-12)
+    np.testing.assert_array_equal(x, [[1e-12, 0.0], [1e-12, 0.0]])
+
+
+def test_labels_without_columns():
+    labels = np.zeros((3, 0), int)
+    assert ch.project_l1inf_ball(np.zeros((3, 0)), 2.0, groups=labels).shape == (3, 0)
+    assert ch.project_bilevel(np.zeros((3, 0)), 2.0, groups=labels).shape == (3, 0)
+    assert ch.level_for_groups(np.zeros((3, 0)), 2, groups=labels) == 1.0
+    batch = np.zeros((2, 3, 0))
+    assert ch.project_bilevel(batch, 2.0, groups=batch.astype(int)).shape == (2, 3, 0)

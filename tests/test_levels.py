@@ -219,3 +219,9 @@ def test_sparseness_outside_its_range(sparseness):
 def test_length_below_one():
     with pytest.raises(ValueError, match=r"\bn\b.*0"):
         ch.level_for_sparseness(0.5, 0)
+
+
+@pytest.mark.parametrize("count", [2**63 - 1024, 2**63 - 1, np.uint64(2**64 - 1)])
+def test_counts_beyond_the_length(count):
+    assert ch.level_for_nnz([3.0, 2.0, 1.0], count) == 3.0
+    assert ch.level_for_groups(np.diag([3.0, 2.0, 1.0]), count) == 3.0

@@ -399,3 +399,93 @@ def test_small_shapes(m, n, rank, seed, init, density):
     assert_never_rises(got, np.linalg.norm(x))
     expected = np.linalg.norm(x - got.W @ got.H)
     assert got.error == pytest.approx(expected, rel=1e-6, abs=8 * UNIT * np.linalg.norm(x))
+
+
+UNITS = {"float32": (-30, -24, -20, 20, 30), "float64": (-300, -162, -155, 155, 300)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_units_of_a_dictionary(dtype):
+    x = noisy(seed=3).astype(dtype)
+    whole = nmf_hals(x, 3, max_iter=50, tol=0)
+    expected = nmf_hals(x, 3, init=(None, whole.H), update_h=False, max_iter=500)
+    assert expected.converged
+    for exponent in UNITS[dtype]:
+        h = (whole.H.astype(np.float64) * 10.0**exponent).astype(dtype)
+        result = nmf_hals(x, 3, init=(None, h), update_h=False, max_iter=500)
+        assert result.converged
+        np.testing.assert_allclose(result.error, expected.error, rtol=1e-4)
+        np.testing.assert_array_equal(result.H, h)
+        product = result.W.astype(np.longdouble) @ result.H.astype(np.longdouble)
+        np.testing.assert_allclose(
+            np.linalg.norm(x - product.astype(float)), result.error, rtol=1e-3
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_factors_are_finite_beyond_the_rank(dtype):
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        x = np.outer(rng.random(20), rng.random(11)).astype(dtype)
+        result = run(x, 15, max_iter=100)
+        product = result.W.astype(np.float64) @ result.H.astype(np.float64)
+        np.testing.assert_allclose(product, x, atol=2e-2 if dtype == "float16" else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slight"), [("float32", -46), ("float32", -66), ("float64", -500), ("float64", -530)]
+)
+def test_components_become_balanced(dtype, slight):
+    """The second component sees the data but slightly: W takes little of it, H much."""
+    rng = np.random.default_rng(0)
+    h0 = np.zeros((2, 9))
+    h0[0, :4], h0[1, 4:8] = rng.random(4) + 0.1, rng.random(4) + 0.1
+    x = rng.random((20, 2)) @ h0
+    h0[1, 4:8] *= 2.0**slight
+    h0[1, 8] = 1.0
+    sizes = []
+
+    def look(iteration, state):
+        sizes.append((state.W.max(axis=0), state.H.max(axis=1)))
+
+    init = rng.random((20, 2)), h0.astype(dtype)
+    result = run(x.astype(dtype), 2, init=init, callback=look)
+    assert result.error < 1e-3 * np.linalg.norm(x)
+    assert np.isfinite(sizes).all()
+    assert all(h.max() < 100 for _, h in sizes)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("float16", 36), ("float32", 130), ("float64", 1030)])
+def test_factors_fit_their_dtype(dtype, far):
+    rng = np.random.default_rng(0)
+    w, h = (rng.integers(1, 8, shape) / 8 for shape in ((6, 2), (2, 5)))
+    x, edge = (w @ h).astype(dtype), np.ldexp(1.0, far // 2)
+    for init in ((w / edge, h * edge), (w * edge, h / edge)):
+        result = run(np.ldexp(x, 2), 2, init=init, max_iter=0)
+        np.testing.assert_array_equal(result.W.astype(float) @ result.H.astype(float), w @ h)
+
+
+def test_the_smallest_numbers():
+    x = np.full((8, 6), 1e-45, np.float32)
+    result = nmf_hals(x, 3)
+    product = result.W.astype(np.float64) @ result.H.astype(np.float64)
+    assert np.linalg.norm(x.astype(np.float64) - product) < 1e-2 * np.linalg.norm(
+        x.astype(np.float64)
+    )
+
+
+def test_a_start_far_from_zero_data():
+    result = nmf_hals(np.zeros((3, 4)), 2, init=(np.full((3, 2), 1e200), np.ones((2, 4))))
+    assert result.error == 0.0
+    assert not result.W.any()
+
+
+def test_a_huge_alpha_is_no_error():
+    assert nmf_hals(np.ones((3, 3)), 1, alpha=1e300).converged
+
+
+def test_the_dictionary_is_always_checked():
+    with pytest.raises(ValueError, match=r"H0 of init must not contain NaN or inf$"):
+        nmf_hals(np.ones((2, 3)), 1, init=(None, [[np.nan] * 3]), check_finite=False)
+    with pytest.raises(ValueError, match=r"H0 of init must fit in float32, got an entry 1e\+300"):
+        nmf_hals(np.ones((2, 3), np.float32), 1, init=(None, [[1e300] * 3]))

@@ -24,7 +24,7 @@ if numba.config.ENABLE_CUDASIM:
 
 FAMILIES = [module.name for module in pkgutil.iter_modules(ptx_signatures.__path__)]
 CAPABILITIES = [(8, 0), (9, 0)]
-REGISTERS = 80  # so that three blocks of 256 threads run at once
+REGISTERS = 80  # the fewest that any kernel is compiled with
 
 
 def compiled(monkeypatch, kernel, types, capability):

@@ -158,3 +158,10 @@ def test_gsp_score_of_an_array():
 def test_gsp_score_of_a_list_of_different_lengths():
     vectors = [make("gaussian", n) for n in (3, 10, 500)]
     assert ch.gsp_score(vectors) == pytest.approx(float(oracle.gsp_score(vectors)), rel=1e-13)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_single_entry_that_is_not_finite(bad):
+    assert np.isnan(ch.hoyer_sparseness([bad]))
+    assert np.isnan(ch.gsp_score([[bad], [1.0]]))
+    assert ch.hoyer_sparseness([0.0]) == 1.0

@@ -393,7 +393,8 @@ def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
 def softmax(values, layout, columns, result, begin, end):
     """Softmax over the kept entries of each row, for rows begin..end−1 of blocks."""
     width, tall, first = layout.width, layout.tall, layout.first
-    top, total = np.empty(tall, values.dtype), np.empty(tall, values.dtype)
+    # In float64: a float32 sum of a long row loses digits, and stops growing at 2²⁴.
+    top, total = np.empty(tall, values.dtype), np.empty(tall, np.float64)
     for q in range(begin, end):
         top[:] = -np.inf
         total[:] = 0.0
@@ -410,11 +411,12 @@ def softmax(values, layout, columns, result, begin, end):
                     e = np.exp(values[place + i] - top[i]) if k < valid else 0.0
                     result[place + i] = e
                     total[i] += e
+        total[:] = 1.0 / total  # a float64 division for each entry would take a fifth more time
         for b in range(first[q], first[q + 1]):
             for k in range(width):
                 place = (b * width + k) * tall
                 for i in range(tall):
-                    result[place + i] /= total[i]
+                    result[place + i] *= total[i]
 
 
 # --- plain loops ----------------------------------------------------------------------------

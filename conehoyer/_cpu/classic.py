@@ -66,7 +66,7 @@ def condat_threshold(a, count, radius, heap):
         if size == before:
             break
         offset = m.newton_offset(m.L1, radius, size, total, 0.0)
-    return rho, offset, int(size)
+    return rho, offset
 
 
 @helper
@@ -83,7 +83,7 @@ def sorted_threshold(a, radius):
         size = k
     anchor = np.float64(a[n - size])
     _, total, _ = passes.sums(a[n - size :], False, anchor, -math.inf)
-    return anchor, m.newton_offset(m.L1, radius, size, total, 0.0), size
+    return anchor, m.newton_offset(m.L1, radius, size, total, 0.0)
 
 
 @helper
@@ -124,10 +124,10 @@ def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, la
             out[r, :] = 0.0
             continue
         if by_sorting:
-            anchor, offset, _ = sorted_threshold(a, radius)
+            anchor, offset = sorted_threshold(a, radius)
         else:
             _values(z, absolute, a)
-            anchor, offset, _ = condat_threshold(a, a.size, radius, heap)
+            anchor, offset = condat_threshold(a, a.size, radius, heap)
         # Where results may be subnormal, they have fewer digits than the mean needs.
         if radius < max(passes.TINY * abs(anchor), 1e-290 if x.itemsize == 8 else 1e-35):
             anchor, offset, _, _ = passes.near_top(z, absolute, radius)
@@ -307,7 +307,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             if not negative:
                 status = m.SOFT
                 break
-            near, off, _ = condat_threshold(packed, count, total, heap)
+            near, off = condat_threshold(packed, count, total, heap)
             shift -= near + off
             kept = 0
             for i in range(count):

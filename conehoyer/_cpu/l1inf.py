@@ -103,10 +103,20 @@ def solve(radius, theta, bounds, counts, excess):
 
 
 @kernel
-def finish(theta, totals, bounds, counts, excess):
-    """The bounds at θ."""
+def finish(radius, theta, bounds, counts, excess):
+    """The bounds at θ, which add up to the radius.
+
+    θ has the digits of the sums, too few for a small radius: the rest of it is found from the
+    bounds there, whose tangents remain.
+    """
+    left, some = -math.inf, False
     for j in range(bounds.size):
-        if totals[j] <= theta or counts[j] == 0.0:
-            bounds[j] = 0.0
-        else:
-            bounds[j] = max(m.l1inf_tangent(bounds[j], counts[j], excess[j], theta), 0.0)
+        if counts[j] > 0.0:
+            bounds[j] = m.l1inf_tangent(bounds[j], counts[j], excess[j], theta)
+            excess[j] = 0.0
+            left = max(left, counts[j] * (bounds[j] - radius))  # where one is the radius
+            some |= bounds[j] > 0.0
+    rest = solve(radius, 0.0 if some else left, bounds, counts, excess)
+    for j in range(bounds.size):
+        u = m.l1inf_tangent(bounds[j], counts[j], 0.0, rest) if counts[j] > 0.0 else 0.0
+        bounds[j] = max(u, 0.0)

@@ -6,7 +6,7 @@ read neighbouring columns.  All sums are taken in a fixed order.
 
 import math
 
-from numba import float64, int32
+from numba import float64
 
 from .. import _math as m
 from .._cpu.hals import BLOCK
@@ -203,10 +203,11 @@ def goal_distance(gram, factor, goal, parts):
 
 
 @kernel
-def summary(gains_w, steps_w, both, gains_h, steps_h, gram_w, gram_h, totals):
-    """Decrease, first steps' length², number of components with a side of length 0.
+def summary(gains_w, steps_w, both, gains_h, steps_h, gram_w, gram_h, far, totals):
+    """Decrease, first steps' length², number of components that are lost or lopsided.
 
-    One block.  Without `both`, of W alone.
+    Lopsided: the squared lengths of its sides have a ratio of `far`.  One block.  Without `both`,
+    of W alone.
     """
     room = cuda.shared.array(0, float64)
     t, width = cuda.threadIdx.x, cuda.blockDim.x
@@ -218,7 +219,8 @@ def summary(gains_w, steps_w, both, gains_h, steps_h, gram_w, gram_h, totals):
         gain += gains_h[b]
         step += steps_h[b]
     for k in range(t, gram_w.shape[0], width):
-        if gram_w[k, k] == gram_w.dtype.type(0) or gram_h[k, k] == gram_h.dtype.type(0):
+        w, h = float64(gram_w[k, k]), float64(gram_h[k, k])
+        if w == 0.0 or h == 0.0 or h / w > far or w / h > far:
             dead += 1.0
     gain, step, dead = block.sum_three(room, gain, step, dead)
     if t == 0:
@@ -229,16 +231,26 @@ def summary(gains_w, steps_w, both, gains_h, steps_h, gram_w, gram_h, totals):
 
 
 @kernel
-def any_in_rows(factor, found):
-    """Whether a row has an entry other than zero, a block for each."""
+def drop_short(gram, least):
+    """Set squared lengths of at most `least` to zero, which says: not to be divided by."""
+    k = cuda.grid(1)
+    while k < gram.shape[0]:
+        if not float64(gram[k, k]) > least:
+            gram[k, k] = gram.dtype.type(0)
+        k += cuda.gridsize(1)
+
+
+@kernel
+def row_tops(factor, tops):
+    """The largest entry of each row, none of them negative, a block for each."""
+    room = cuda.shared.array(0, float64)
     for k in range(cuda.blockIdx.x, factor.shape[0], cuda.gridDim.x):
-        mine = int32(0)
+        top = 0.0
         for c in range(cuda.threadIdx.x, factor.shape[1], cuda.blockDim.x):
-            if factor[k, c] != factor.dtype.type(0):
-                mine = int32(1)
-        some = cuda.syncthreads_or(mine)
+            top = max(top, float64(factor[k, c]))
+        top = block.largest(room, top)
         if cuda.threadIdx.x == 0:
-            found[k] = int32(1) if some else int32(0)
+            tops[k] = top
 
 
 @kernel
@@ -247,7 +259,7 @@ def clear_rows(factor, keep):
     i = cuda.grid(1)
     count = factor.shape[1]
     while i < factor.shape[0] * count:
-        if not keep[i // count]:
+        if keep[i // count] == 0.0:
             factor[i // count, i % count] = factor.dtype.type(0)
         i += cuda.gridsize(1)
 
@@ -337,13 +349,24 @@ def scaled(x, f, g, out):
 
 
 @kernel
-def transposed(x, f, g, out):
-    """(x·f·g)ᵀ for a matrix that is tall and narrow: the writes are in order."""
+def scaled_rows(x, exponents, out):
+    """Each row times its power of two."""
+    i = cuda.grid(1)
+    count = x.shape[1]
+    while i < x.size:
+        k, c = i // count, i % count
+        out[k, c] = x.dtype.type(math.ldexp(float64(x[k, c]), int(exponents[k])))
+        i += cuda.gridsize(1)
+
+
+@kernel
+def transposed(x, exponents, out):
+    """xᵀ, each row times its power of two, of a tall, narrow matrix: the writes are in order."""
     i = cuda.grid(1)
     rows = x.shape[0]
-    first, second = x.dtype.type(f), x.dtype.type(g)
     while i < x.size:
-        out[i // rows, i % rows] = x[i % rows, i // rows] * first * second
+        k, c = i // rows, i % rows
+        out[k, c] = x.dtype.type(math.ldexp(float64(x[c, k]), int(exponents[k])))
         i += cuda.gridsize(1)
 
 

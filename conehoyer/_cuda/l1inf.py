@@ -172,11 +172,16 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
             theta, turn = solve(
                 radius, theta, state, count, thread, threads, room, grid, parts, turn
             )
+        rest = 0.0
+        if radius > 0.0:
+            rest, turn = rest_of(
+                radius, theta, state, count, thread, threads, room, grid, parts, turn
+            )
         level = 0.0
         for j in range(thread, count, threads):
             u, nu = 0.0, state[COUNTS, j]
-            if radius > 0.0 and nu > 0.0 and state[TOTALS, j] > theta:
-                u = max(m.l1inf_tangent(state[BOUNDS, j], nu, state[EXCESS, j], theta), 0.0)
+            if radius > 0.0 and nu > 0.0:
+                u = max(m.l1inf_tangent(state[BOUNDS, j], nu, 0.0, rest), 0.0)
             radii[j] = math.ldexp(u, -shift)
             level += u
         level, _, _ = engine.add_up(room, grid, parts, turn, level, 0.0, 0.0)
@@ -185,6 +190,23 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
         row[engine.THRESHOLD] = math.ldexp(theta, -shift)
         row[engine.LEVEL] = math.ldexp(level, -shift)
     return status
+
+
+@function
+def rest_of(radius, theta, state, count, thread, threads, room, grid, parts, turn):
+    """The bounds at θ, and the rest of θ that they ask for, as on the CPU; and the next `turn`."""
+    left, some = -math.inf, 0.0
+    for j in range(thread, count, threads):
+        nu = state[COUNTS, j]
+        if nu > 0.0:
+            u = m.l1inf_tangent(state[BOUNDS, j], nu, state[EXCESS, j], theta)
+            state[BOUNDS, j], state[EXCESS, j] = u, 0.0
+            left = max(left, nu * (u - radius))
+            some += 1.0 if u > 0.0 else 0.0
+    some, _, _ = engine.add_up(room, grid, parts, turn, some, 0.0, 0.0)
+    left = engine.largest_of(room, grid, parts, 1 - turn, left)
+    rest = 0.0 if some > 0.0 else left
+    return solve(radius, rest, state, count, thread, threads, room, grid, parts, turn)
 
 
 @function

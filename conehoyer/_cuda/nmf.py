@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _dispatch
 from .. import _math as m
-from ..nmf import _LARGE, _check_range, _factor, _Run, _Side
+from ..nmf import _FAR, _LARGE, _check_range, _factor, _Run, _Side
 from . import arrays, engine, hals
 from .device import SIMULATED, home_of, launch, launch_each
 from .projections import OWN_NORM, run_rows
@@ -103,7 +103,8 @@ class Data:
     def zeros(self, shape):
         """A factor to begin with."""
         result = self.new(*shape)
-        launch_each(hals.clear_rows, self.home, result.size, result.view, self.flags(shape[0]))
+        marks = self.home.zeros(shape[0], "float64")
+        launch_each(hals.clear_rows, self.home, result.size, result.view, marks)
         return result
 
     def vector(self, *shape):
@@ -236,18 +237,42 @@ class Data:
         array = self.home.upload(np.ascontiguousarray(values))
         return Matrix(array, self.home.view(array))
 
-    def factor(self, value, name, shape, transposed):
-        """A copy of a given factor; W0 transposed and in the data's unit."""
-        if _dispatch.on_device(value):
-            view = self._given(value, name, shape)
-        else:
-            view = self._uploaded(_factor(value, name, shape, self.work)).view
-        if not transposed:
-            return self._scaled(view, 0)
-        result = self.new(*shape[::-1])
-        powers = _two_powers(-self.exponent)
-        launch_each(hals.transposed, self.home, view.size, view, *powers, result.view)
+    def factor(self, value, name, shape):
+        """A copy of a given factor."""
+        if not _dispatch.on_device(value):
+            return self._uploaded(_factor(value, name, shape, self.work))
+        return self._scaled(self._given(value, name, shape), 0)
+
+    def tops_of(self, factor):
+        """The largest entry of each row, on the device."""
+        tops = self.vector(factor.shape[0])
+        blocks = min(tops.size, 1 << 16)
+        launch(hals.row_tops, self.home, blocks, _ONE, factor.view, tops, shared=_ROOM)
+        return tops
+
+    def tops(self, factor):
+        """The largest entry of each row; waits for the device."""
+        return self.host(self.tops_of(factor))
+
+    def in_units(self, factor, exponents):
+        """A copy, each row times its power of two."""
+        result = self.new(*factor.shape)
+        self.scale_rows(factor, exponents, result)
         return result
+
+    def scale_rows(self, factor, exponents, result):
+        """Multiply each row by its power of two."""
+        powers = self._powers(exponents)
+        launch_each(hals.scaled_rows, self.home, result.size, factor.view, powers, result.view)
+
+    def transposed(self, factor, exponents):
+        """The transpose, each row times its power of two."""
+        result, powers = self.new(*factor.shape[::-1]), self._powers(exponents)
+        launch_each(hals.transposed, self.home, result.size, factor.view, powers, result.view)
+        return result
+
+    def _powers(self, exponents):
+        return self.home.view(self.home.upload(exponents.astype(np.int32)))
 
     def _given(self, value, name, shape):
         """A factor on this device in the work's dtype, checked."""
@@ -264,10 +289,18 @@ class Data:
         self._describe(view.reshape(view.size), name, True)
         return view
 
-    def deliver(self, rows, shape, axis, exponent):
+    def deliver(self, w, h, live):
+        """W, which is given transposed, and H; unless they live on, in the data's dtype."""
+        if live:
+            return self.home.transposed(w.array), h.array
+        direct = self.dtype == self.work.name
+        return (
+            self._delivered(w.view, (self.shape[0], w.shape[0]), 0),
+            h.array if direct else self._delivered(h.view, h.shape, 1),
+        )
+
+    def _delivered(self, rows, shape, axis):
         """A new array in the data's dtype, whose slices along the axis are these rows."""
-        if exponent:
-            rows = self._scaled(rows, exponent).view
         array = self.home.empty(shape, self.dtype)
         goal = arrays.DeviceTarget(rows, array, False, False)
         return arrays.deliver(self.home, goal, axis, self.dtype)
@@ -309,18 +342,18 @@ class Side(_Side):
 
     def clear(self):
         """Set the factor to zero."""
-        keep = self.data.flags(self.factor.shape[0])
-        launch_each(hals.clear_rows, self.home, self.factor.size, self.factor.view, keep)
-
-    def found(self):
-        """Flags of the components that are not zero, on the device."""
-        flags = self.data.flags(self.factor.shape[0])
-        launch(hals.any_in_rows, self.home, min(flags.size, 1 << 16), _ONE, self.factor.view, flags)
-        return flags
+        self._keep(self.home.zeros(self.factor.shape[0], "float64"))
 
     def clear_without(self, other):
         """Set to zero the components whose partner is zero."""
-        launch_each(hals.clear_rows, self.home, self.factor.size, self.factor.view, other.found())
+        self._keep(self.data.tops_of(other.factor))
+
+    def _keep(self, marks):
+        launch_each(hals.clear_rows, self.home, self.factor.size, self.factor.view, marks)
+
+    def scale(self, exponents):
+        """Multiply each component by its power of two."""
+        self.data.scale_rows(self.factor, exponents, self.factor)
 
     def set_row(self, k, row=None, divisor=1.0):
         """Start component k anew, from zero or from a row."""
@@ -402,12 +435,17 @@ class Run(_Run):
         self.product_w, self.gram_h = self._products[0], self._grams[1]
         if self.data.entries:
             self.data.times(self.h.factor, self.product_w)
-            self.data.product(self.h.factor, False, self.h.factor, True, self.gram_h)
+            self._gram_into(self.h, self.gram_h)
 
     def _multiply_back(self):
         self.product_h, self.gram_w = self._products[1], self._grams[0]
         self.data.transposed_times(self.w.factor, self.product_h)
-        self.data.product(self.w.factor, False, self.w.factor, True, self.gram_w)
+        self._gram_into(self.w, self.gram_w)
+
+    def _gram_into(self, side, gram):
+        """Inner products of the components, zero for those too short to divide by."""
+        self.data.product(side.factor, False, side.factor, True, gram)
+        launch_each(hals.drop_short, self.data.home, gram.shape[0], gram.view, self.least)
 
     def _inner_products(self):
         if not self.data.entries:
@@ -429,30 +467,12 @@ class Run(_Run):
         gram_w = self.gram_w if self.update_h else self.gram_h
         launch(
             hals.summary, self.data.home, 1, _ONE, self.w.gains, self.w.steps, self.update_h,
-            self.h.gains, self.h.steps, gram_w.view, self.gram_h.view, self._totals, shared=_ROOM,
+            self.h.gains, self.h.steps, gram_w.view, self.gram_h.view, 2.0**_FAR, self._totals,
+            shared=_ROOM,
         )  # fmt: skip
         gain, step, suspects = map(float, self.data.host(self._totals))
         if self.update_h and suspects:
-            if self._reseed():
+            grams = self.data.host(self.gram_w.view), self.data.host(self.gram_h.view)
+            if self._mend(*(gram.diagonal().astype(np.float64) for gram in grams)):
                 step = math.inf
-            if self.gram_w is None:
-                self._multiply()
         return gain, step
-
-    def _dead(self):
-        found = (self.data.host(side.found()) for side in (self.w, self.h))
-        return np.flatnonzero(~np.logical_and(*found))
-
-    def _factors(self, live):
-        w, h = self.w.factor, self.h.factor
-        exponent = self.data.exponent
-        if live:
-            if exponent:
-                w = self.data._scaled(w.view, exponent)
-            return self.data.home.transposed(w.array), h.array
-        (rows, columns), rank = self.data.shape, h.shape[0]
-        direct = self.data.dtype == self.data.work.name
-        return (
-            self.data.deliver(w.view, (rows, rank), 0, exponent),
-            h.array if direct else self.data.deliver(h.view, (rank, columns), 1, 0),
-        )

@@ -298,3 +298,12 @@ def test_errors(to_gpu):
         ch.project_l1inf_ball(y, 1.0, groups=to_gpu(np.full((3, 4), 1 << 17)))
     with pytest.raises(TypeError, match="out must lie on the GPU"):
         ch.project_l1inf_ball(y, 1.0, out=np.ones((3, 4)))
+
+
+@pytest.mark.parametrize("share", [1e-6, 1e-12, 1e-17])
+def test_a_small_radius_is_met(share, to_gpu, to_host):
+    y = np.random.default_rng(0).standard_normal((12, 9))
+    radius = share * np.abs(y).max(axis=0).sum()
+    x = to_host(ch.project_l1inf_ball(to_gpu(y), radius))
+    assert np.abs(x).max(axis=0).sum() == pytest.approx(radius, rel=1e-14)
+    np.testing.assert_array_equal(to_host(ch.project_l1inf_ball(to_gpu(x), radius)), x)

@@ -383,3 +383,42 @@ def test_wrong_arguments(to_gpu):
         nmf_hals(container, 2)
     with pytest.raises(ValueError, match="update_h=False needs"):
         nmf_hals(to_gpu(x), 2, update_h=False)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("float32", 2.0**-80), ("float64", 2.0**600)])
+def test_units_of_a_dictionary(dtype, unit, to_gpu, to_host):
+    x, (w, h) = noisy().astype(dtype), factors()
+    h = (h * unit).astype(dtype)
+    for start in ((None, h), ((w / unit).astype(dtype), h)):
+        got = run(to_gpu(x), init=start, update_h=False)
+        expected = run(x, init=start, update_h=False)
+        assert_agrees(got, expected, to_host, rtol=1e-5 if dtype == "float32" else 1e-8)
+        assert got.error < 0.5 * np.linalg.norm(x)
+        np.testing.assert_array_equal(to_host(got.H), h)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slight"), [("float32", -46), ("float32", -66), ("float64", -500), ("float64", -530)]
+)
+def test_components_become_balanced(dtype, slight, to_gpu, to_host):
+    rng = np.random.default_rng(0)
+    h0 = np.zeros((2, 9))
+    h0[0, :4], h0[1, 4:8] = rng.random(4) + 0.1, rng.random(4) + 0.1
+    x = (rng.random((20, 2)) @ h0).astype(dtype)
+    h0[1, 4:8] *= 2.0**slight
+    h0[1, 8] = 1.0
+    start = rng.random((20, 2)), h0.astype(dtype)
+    got, expected = run(to_gpu(x), 2, init=start), run(x, 2, init=start)
+    assert_agrees(got, expected, to_host, rtol=1e-5 if dtype == "float32" else 1e-8)
+    assert to_host(got.H).max() < 100
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("float16", 36), ("float32", 130), ("float64", 1030)])
+def test_factors_fit_their_dtype(dtype, far, to_gpu, to_host):
+    rng = np.random.default_rng(0)
+    w, h = (rng.integers(1, 8, shape) / 8 for shape in ((6, 2), (2, 5)))
+    edge = np.ldexp(1.0, far // 2)
+    for start in ((w / edge, h * edge), (w * edge, h / edge)):
+        got = run(to_gpu((4 * w @ h).astype(dtype)), 2, init=start, max_iter=0)
+        product = to_host(got.W).astype(float) @ to_host(got.H).astype(float)
+        np.testing.assert_array_equal(product, w @ h)
