@@ -115,8 +115,8 @@ def level_of_ties(st, v, i):
 def place_jump(v, i):
     """Find out whether the support of vector i is the tied entries; bound the rounding if not.
 
-    A variance that drowned in rounding is taken too large: then the prediction is too low
-    and the step too short, but never too long.
+    A variance that drowns in rounding is taken too large by that: then the prediction is too
+    low and the step too short, but never too long.
     """
     v.jump[i] = math.inf
     if v.nu[i] > 1.0:
@@ -124,8 +124,8 @@ def place_jump(v, i):
             v.var[i] = 0.0
             v.gap[i] = (v.top[i] - v.tau[i]) - v.tau_low[i]
             v.jump[i] = v.gap[i] / v.rate[i]
-        else:
-            v.var[i] = max(v.var[i], 2.0**-50 * v.gap[i] * v.gap[i])
+        elif v.var[i] < 2.0**-20 * v.gap[i] * v.gap[i]:
+            v.var[i] += 2.0**-49 * v.gap[i] * v.gap[i]
 
 
 @register_jitable

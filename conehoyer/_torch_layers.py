@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from . import blocksparse
 from ._torch_compile import uncompiled
@@ -49,6 +49,10 @@ class BlockSparseLinear(torch.nn.Module):
 
     def __init__(self, weight: blocksparse.BlockSparse, bias: torch.Tensor | None = None) -> None:
         super().__init__()
+        if not isinstance(weight, blocksparse.BlockSparse):
+            raise TypeError(f"weight must be a BlockSparse, got {type(weight).__name__}")
+        if bias is not None and not isinstance(bias, torch.Tensor):
+            raise TypeError(f"bias must be a tensor, got {type(bias).__name__}")
         self.out_features, self.in_features = weight.shape
         self.matrix = weight
         self._dense: torch.Tensor | None = None
@@ -112,15 +116,22 @@ class BlockSparseLinear(torch.nn.Module):
         >>> layer(torch.ones(3, 8)).shape
         torch.Size([3, 4])
         """
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            got = x.layout if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(f"x must be a dense tensor, got {got}")
         if x.device.type != "cpu":
             raise RuntimeError(f"BlockSparseLinear runs on the CPU, got a tensor on {x.device}")
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must have shape (..., {self.in_features}), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"x must be a real floating tensor, got {x.dtype}")
-        if torch.is_inference_mode_enabled() or not (torch.is_grad_enabled() or _has_tangent(x)):
-            return _product(x, self.bias, self.matrix)  # the other way costs some µs
-        return _Product.apply(x, self.bias, self.matrix)
+        require_plain(x, "x")
+        bias = self.bias
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            if bias is not None:
+                require_plain(bias, "bias")
+            return _product(x, bias, self.matrix)  # the other way costs some µs
+        return _Product.apply(x, bias, self.matrix)  # which raises by itself for such a bias
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_dense": None}  # made again when asked for
@@ -227,7 +238,7 @@ class _Dense(torch.Tensor):
 
 
 class _Product(torch.autograd.Function):
-    """x·Wᵀ + bias, and its gradients g·W and Σg."""
+    """x·Wᵀ + bias, and its gradients g·W and Σg, which are differentiable in g."""
 
     @staticmethod
     def forward(ctx, x, bias, weight):
@@ -235,10 +246,11 @@ class _Product(torch.autograd.Function):
         return _product(x, bias, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
         to_x, to_bias, _ = ctx.needs_input_grad
-        of_x = _product(g, None, ctx.weight.T) if to_x else None
+        require_plain(g, "the gradient of the result")
+        multiply = _Product.apply if torch.is_grad_enabled() else _product  # create_graph=True
+        of_x = multiply(g, None, ctx.weight.T) if to_x else None
         of_bias = _rows(g).sum(0, dtype=_wider(g, ctx.weight)) if to_bias else None
         return of_x, of_bias, None
 
@@ -254,8 +266,22 @@ def _product(x, bias, weight):
     return _in(x.dtype, result)
 
 
-def _has_tangent(x):
-    return forward_ad.unpack_dual(x).tangent is not None
+def require_plain(t, name, tangents=False):
+    """Raise for a tensor of torch.func, and for one with a tangent unless `tangents`."""
+    if is_functorch_wrapped_tensor(t):  # it has no memory to lend
+        raise NotImplementedError(
+            f"{name} must be a plain tensor, got one of a transform of torch.func (vmap, grad, "
+            "jvp, ...), which cannot pass through here"
+        )
+    # Outside of a dual level, where nearly every call is, asking the tensor would cost too much.
+    if tangents or getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    # In inference mode PyTorch itself ignores tangents.
+    if not torch.is_inference_mode_enabled() and forward_ad.unpack_dual(t).tangent is not None:
+        raise NotImplementedError(
+            f"{name} has a tangent, but there is no forward-mode derivative (jvp): use "
+            "backward(), or pass the primal alone"
+        )
 
 
 def _rows(x):
@@ -325,6 +351,11 @@ def sparsify(
     See Also
     --------
     BlockSparseLinear : What takes their place.
+
+    Notes
+    -----
+    A new layer takes over the weights, the bias and the mode (training or not) alone.  Hooks of
+    the old one (``register_forward_hook`` and its kind) are not taken over: register them again.
 
     Examples
     --------

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
 from . import _vjp
 from ._torch_compile import uncompiled
-from ._torch_layers import BlockSparseLinear, sparsify
+from ._torch_layers import BlockSparseLinear, require_plain, sparsify
 from ._torch_optim import SparseAdamW
 
 __all__ = ["BlockSparseLinear", "SparseAdamW", "sparsify"]
@@ -31,7 +30,9 @@ def call(function: Callable, x: Any, *args: Any, options: dict) -> Any:
     name, several = function.__name__, isinstance(x, (list, tuple))
     parts = list(x) if several else [x]
     for i, part in enumerate(parts):
-        _check(part, f"x[{i}]" if several else "x")
+        own = f"x[{i}]" if several else "x"
+        _check(part, own)
+        require_plain(part, own, tangents=name in _NO_GRADIENT)
     if several and (name not in _OF_LISTS or not any(t.dim() for t in parts)):
         parts, several = [torch.stack(parts)], False  # one array, as NumPy would make of them
     out = options.pop("out", None)
@@ -94,6 +95,9 @@ def _goals(out, several, count):
             raise TypeError(f"out must be a tensor as x is, got {type(t).__name__}")
         if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
             raise ValueError("out must not be an expanded tensor: its entries share memory")
+        if t.is_neg():  # NumPy would write the values with the wrong sign
+            raise ValueError("out must not be a lazily negated view, as z.conj().imag is")
+        require_plain(t, "out")
     return goals
 
 
@@ -131,6 +135,9 @@ def _parameter(value, name):
             raise RuntimeError(
                 f"{name} requires a gradient, and only x gets one: pass {name}.detach()"
             )
+        require_plain(value, name)
+        if value.is_neg():
+            value = value.resolve_neg()
         return _array(value.float() if value.dtype is torch.bfloat16 else value)
     if name == "init" and isinstance(value, (list, tuple)):
         return tuple(_parameter(part, f"{name}[{i}]") for i, part in enumerate(value))
@@ -217,10 +224,31 @@ class _Recorded(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):
         parts, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        if torch.is_grad_enabled():  # create_graph=True
+            return None, *_Pulled.apply(ctx.job, results, ctx.count, *parts, *gradients)
         return None, *_pull(ctx.job, gradients, parts, results)
+
+
+class _Pulled(torch.autograd.Function):
+    """The gradients of a call, which have no gradient themselves.
+
+    `once_differentiable` would say so only to a ``backward()`` that goes to all leaves, as its
+    graph does not reach the inputs.
+    """
+
+    @staticmethod
+    def forward(ctx, job, results, count, *tensors):
+        ctx.name = job.name
+        return tuple(_pull(job, tensors[count:], tensors[:count], results))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError(
+            f"{ctx.name} has no second derivative: its gradient cannot be differentiated, as "
+            "hessian, hvp and jvp of torch.autograd.functional do"
+        )
 
 
 # --- gradients ---------------------------------------------------------------------------

@@ -597,3 +597,12 @@ def test_errors():
     out = np.ones(4)
     with pytest.raises(ValueError, match=r"out\[0\] and out\[1\] must not overlap"):
         project_gsp(list(x), 0.5, out=[out[:3], out[1:]])
+
+
+@pytest.mark.parametrize("sparseness", [1e-6, 1e-7, 1e-8])
+@pytest.mark.parametrize("n", [2, 3, 10, 100])
+def test_nearly_constant_vectors(n, sparseness):
+    for seed in range(50):
+        y = 1.0 + 1e-6 * np.random.default_rng(seed).standard_normal(n)
+        _, info = project_gsp(y, sparseness, full_output=True)  # a warning would be an error
+        assert info.sparseness == pytest.approx(sparseness, abs=1e-14)

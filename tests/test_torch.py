@@ -13,6 +13,8 @@ import conehoyer as ch
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 
 def normal(*shape, seed=0):
     return np.asarray(np.random.default_rng(seed).standard_normal(shape))
@@ -447,7 +449,11 @@ def test_parameters_may_be_tensors_or_arrays():
     x = torch.from_numpy(y)
     levels = np.array([2.0, 3.0, 4.0, 5.0])
     expected = ch.project_cai(y, levels)
-    for given_ in (levels, torch.from_numpy(levels), torch.tensor(levels).to(torch.bfloat16)):
+    negated = torch.from_numpy(-1j * levels).conj().imag
+    assert negated.is_neg()
+    for given_ in (
+        levels, torch.from_numpy(levels), torch.tensor(levels).to(torch.bfloat16), negated
+    ):  # fmt: skip
         np.testing.assert_array_equal(ch.project_cai(x, given_).numpy(), expected)
         np.testing.assert_array_equal(ch.project_cai(x, level=given_).numpy(), expected)
     one = ch.level_for_nnz(x, 3)
@@ -639,6 +645,10 @@ def test_errors_of_out():
         ch.project_cai(x, 2.0, out=torch.empty(3, 5))
     with pytest.raises(ValueError, match="expanded"):
         ch.project_cai(x, 2.0, out=torch.zeros(1, 5).double().expand(3, 5))
+    negated = torch.zeros(3, 5, dtype=torch.complex128).conj().imag
+    with pytest.raises(ValueError, match="out must not be a lazily negated view"):
+        ch.project_cai(x, 2.0, out=negated)
+    assert (negated == 0.0).all()
     with pytest.raises(RuntimeError, match="overwritten"):
         ch.project_cai(w, 2.0, overwrite_x=True)
     for t in (x, w):
@@ -719,11 +729,100 @@ def test_no_graph_where_none_is_wanted():
     assert ch.level_for_groups(w, 2).grad_fn is None
 
 
-def test_the_gradient_has_no_gradient():
-    w = leaf(normal(7))
-    (g,) = torch.autograd.grad(ch.project_cai(w, 2.0).square().sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.sum().backward()
+SECOND = {
+    "backward": lambda f, x: gradient_of(f, x).sum().backward(),
+    "backward to x": lambda f, x: gradient_of(f, x).sum().backward(inputs=[x]),
+    "grad": lambda f, x: torch.autograd.grad(gradient_of(f, x).sum(), x),
+    "hessian": lambda f, x: torch.autograd.functional.hessian(f, x.detach()),
+    "hvp": lambda f, x: torch.autograd.functional.hvp(f, x.detach(), torch.ones_like(x)),
+    "vhp": lambda f, x: torch.autograd.functional.vhp(f, x.detach(), torch.ones_like(x)),
+    "jvp": lambda f, x: torch.autograd.functional.jvp(f, x.detach(), torch.ones_like(x)),
+}
+
+
+def gradient_of(f, x):
+    return torch.autograd.grad(f(x), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("way", SECOND)
+@pytest.mark.parametrize("name", ["cai", "hoyer", "simplex", "gsp", "gsp_score", "level l2"])
+def test_the_gradient_has_no_gradient(name, way):
+    """Not even where the rest of the function has one, and would stand in for the whole."""
+    function = VECTORS.get(name) or MATRICES[name]
+    x = leaf(normal(4, 7))
+    with pytest.raises(RuntimeError, match=r"(project|score)\w* has no second derivative"):
+        SECOND[way](lambda t: function(t).sum() + t.square().sum(), x)
+
+
+def test_the_gradient_has_no_gradient_of_what_comes_in():
+    x, w = leaf(normal(7)), leaf(normal(7, seed=1))
+    g = gradient_of(lambda t: (ch.project_cai(t, 2.0) * w).sum(), x)
+    with pytest.raises(RuntimeError, match="project_cai has no second derivative"):
+        torch.autograd.grad(g.sum() + w.square().sum(), w)
+
+
+def test_the_gradient_of_a_list_has_no_gradient():
+    # The vector of one entry takes no part: its gradient is the one that comes in.
+    w, one, fixed = leaf(normal(7)), leaf(normal(1)), torch.from_numpy(normal(5, seed=1))
+    for wanted in ([w], [one], [w, one]):
+        results = ch.project_gsp([w, one, fixed], 0.6)
+        total = sum(r.square().sum() for r in results)
+        grads = torch.autograd.grad(total, wanted, create_graph=True)
+        for g in grads:
+            with pytest.raises(RuntimeError, match="project_gsp has no second derivative"):
+                torch.autograd.grad(g.sum(), wanted, retain_graph=True, allow_unused=True)
+
+
+@pytest.mark.parametrize("name", [*VECTORS, *MATRICES])
+def test_a_recorded_gradient_has_the_same_bits(name):
+    function = VECTORS.get(name) or MATRICES[name]
+    x = leaf(normal(6, 8))
+    result = function(x).square().sum()
+    recorded, plain = (
+        torch.autograd.grad(result, x, create_graph=create, retain_graph=True)[0]
+        for create in (True, False)
+    )
+    assert recorded.requires_grad
+    assert not plain.requires_grad
+    assert torch.equal(recorded, plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad])
+def test_tangents_are_not_lost(context):
+    x, level = torch.from_numpy(normal(7)), torch.tensor(2.0)
+    with context(), forward_ad.dual_level():
+        dual, dual_level = (forward_ad.make_dual(t.clone(), t) for t in (x, level))
+        for call, name in (
+            (lambda: ch.project_cai(dual, 2.0), "x"),
+            (lambda: ch.cai_score(dual), "x"),
+            (lambda: ch.project_gsp([x, dual], 0.5), r"x\[1\]"),
+            (lambda: ch.project_cai(x, dual_level), "level"),
+            (lambda: ch.project_cai(x, level=dual_level), "level"),
+            (lambda: ch.project_cai(x, 2.0, out=dual), "out"),
+        ):
+            with pytest.raises(NotImplementedError, match=f"^{name} has a tangent"):
+                call()
+        assert torch.equal(dual, x)  # and out was not written
+        ch.level_for_nnz(dual, 2)  # a parameter: no derivative is expected of it
+        ch.project_cai(x, 2.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
+def test_transforms_of_torch_func():
+    x, levels = torch.from_numpy(normal(3, 7)), torch.tensor([2.0, 2.5, 3.0])
+    project = lambda t: ch.project_cai(t, 2.0)  # noqa: E731
+    for call, name in (
+        (lambda: torch.func.vmap(project)(x), "x"),
+        (lambda: torch.func.vmap(ch.cai_score)(x), "x"),
+        (lambda: torch.func.jvp(project, (x,), (x,)), "x"),
+        (lambda: torch.func.jacfwd(project)(x), "x"),
+        (lambda: torch.func.jacrev(project)(x), "x"),
+        (lambda: torch.func.vmap(lambda v: ch.project_cai(x[0], v))(levels), "level"),
+        (lambda: torch.func.vmap(lambda t: ch.project_cai(x[0], 2.0, out=t))(x.clone()), "out"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"^{name} must be a plain tensor"):
+            call()
 
 
 def test_only_some_of_a_list_need_a_gradient():

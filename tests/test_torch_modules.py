@@ -488,6 +488,49 @@ def test_tangents_are_not_lost(context):
         with pytest.raises(NotImplementedError, match="jvp"):
             layer(forward_ad.make_dual(x, x))
         assert layer(x).shape == (3, 4)
+        bias = forward_ad.make_dual(layer.bias.detach(), torch.ones(4))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            torch.func.functional_call(layer, {"bias": bias}, (x,))
+    with torch.enable_grad():
+        z = layer(x.requires_grad_())
+        with forward_ad.dual_level():
+            g = forward_ad.make_dual(torch.ones(3, 4), torch.ones(3, 4))
+            with pytest.raises(NotImplementedError, match="the result has a tangent"):
+                torch.autograd.grad(z, x, g)
+
+
+def test_second_derivatives_pass_through_a_layer():
+    torch.manual_seed(0)
+    dense = block_sparse(torch.nn.Linear(6, 8, dtype=torch.float64), (4, 2), 0.4)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (4, 2))
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def product(x, bias, module):
+        return torch.func.functional_call(module, {"bias": bias}, (x,))
+
+    assert torch.autograd.gradgradcheck(lambda x, b: product(x, b, layer), (x, layer.bias))
+    bias, turn = layer.bias.detach(), torch.randn_like(x)
+    found, wanted = (
+        torch.autograd.functional.hessian(
+            lambda x, b, m=m: product(x.square(), b, m).tanh().square().sum(), (x.detach(), bias)
+        )
+        for m in (layer, dense)
+    )
+    for own, known in zip(found, wanted, strict=True):
+        for block, other in zip(own, known, strict=True):
+            assert other.abs().max() > 0.1
+            close(block, other)
+    for module in (layer, dense):  # linear: the tangent is the product without the bias
+        _, tangent = torch.autograd.functional.jvp(module, x.detach(), turn)
+        close(tangent, torch.nn.functional.linear(turn, dense.weight))
+    third = []
+    for m in (layer, dense):
+        value = m(x).tanh().sum()
+        for _ in range(3):
+            (g,) = torch.autograd.grad(value, x, create_graph=True)
+            value = g.square().sum()
+        third.append(g.detach())
+    close(*third, 1e4)
 
 
 def test_layers_move_and_are_saved():
@@ -724,6 +767,23 @@ def test_nothing_is_replaced_where_one_layer_is_wrong():
     assert caught.value.__notes__ == ["in layer '1'"]
     assert all(isinstance(layer, torch.nn.Linear) for layer in model)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_what_is_no_dense_tensor():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    x = torch.ones(2, 4)
+    for bad, got in ((x.to_sparse(), "torch.sparse_coo"), (x.numpy(), "ndarray")):
+        with pytest.raises(TypeError, match=f"x must be a dense tensor, got {got}"):
+            layer(bad)
+    for bad in (x, x.to_sparse(), x.numpy()):
+        got = type(bad).__name__
+        with pytest.raises(TypeError, match=f"weight must be a BlockSparse, got {got}"):
+            chtorch.BlockSparseLinear(bad)
+    with pytest.raises(TypeError, match="bias must be a tensor, got ndarray"):
+        chtorch.BlockSparseLinear(layer.matrix, np.ones(4))
+    for transform in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
+        with pytest.raises(NotImplementedError, match="x must be a plain tensor"):
+            transform(layer)(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
