@@ -769,6 +769,7 @@ def test_nothing_is_replaced_where_one_layer_is_wrong():
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
 def test_what_is_no_dense_tensor():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     x = torch.ones(2, 4)
