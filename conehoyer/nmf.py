@@ -219,7 +219,7 @@ def nmf_hals(
 
     Components whose column and row are of very different sizes are balanced by powers of two, and
     so are those of which a side would over- or underflow in the result.  A given H that stays as
-    it is may have any unit.
+    it is may have any unit; W makes up for it, as far as its dtype reaches.
 
     A component whose column or row becomes zero, or so short that its square underflows, is
     reseeded: H_k takes the positive
@@ -658,9 +658,11 @@ class _Run:
         self, data, wt, h, units, alpha, epsilon, level_w, level_h, update_h, rng, workers
     ):
         self.data, self.units, self.update_h, self.rng = data, units, update_h, rng
-        # Where a side is shorter, the other, fitted to it, might overflow when squared.
+        # Where a side is shorter, the other, fitted to it, might overflow when squared, or the
+        # square of its length is not known well enough to divide by.
         power = -124 if data.work.itemsize == 4 else -1000
-        self.least = math.ldexp(data.norm, power // 2) ** 2
+        least = math.ldexp(data.norm, power // 2) ** 2
+        self.least = max(least, float(np.finfo(data.work).tiny))
         rank = wt.shape[0]
         m, n = data.shape
         # Flops of the products over those of a sweep, as in Gillis and Glineur.

@@ -433,14 +433,16 @@ def test_factors_are_finite_beyond_the_rank(dtype):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "slight"), [("float32", -46), ("float32", -66), ("float64", -500), ("float64", -530)]
-)
-def test_components_become_balanced(dtype, slight):
+    ("dtype", "slight", "unit"),
+    [("float32", -46, 0), ("float32", -66, 0), ("float64", -500, 0), ("float64", -530, 0),
+     ("float32", -40, -32)],
+)  # fmt: skip
+def test_components_become_balanced(dtype, slight, unit):
     """The second component sees the data but slightly: W takes little of it, H much."""
     rng = np.random.default_rng(0)
     h0 = np.zeros((2, 9))
     h0[0, :4], h0[1, 4:8] = rng.random(4) + 0.1, rng.random(4) + 0.1
-    x = rng.random((20, 2)) @ h0
+    x = np.ldexp(rng.random((20, 2)) @ h0, unit)  # too little to be scaled
     h0[1, 4:8] *= 2.0**slight
     h0[1, 8] = 1.0
     sizes = []
