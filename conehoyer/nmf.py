@@ -222,9 +222,9 @@ def nmf_hals(
     it is may have any unit; W makes up for it, as far as its dtype reaches.
 
     A component whose column or row becomes zero, or so short that its square underflows, is
-    reseeded: H_k takes the positive
-    part of a row of the residual, W_k is zero until the next iteration, and the error
-    stays.  Nothing is reseeded where no residual is left, nor with ``update_h=False``.
+    reseeded: H_k takes the positive part of a row of the residual, W_k is zero until the next
+    iteration, and the error stays.  Nothing is reseeded where no residual is left, nor with
+    ``update_h=False``.
 
     References
     ----------
