@@ -761,18 +761,18 @@ class _Run:
             self._multiply_back()
             more, further = self.h.update(self.gram_w, self.product_h)
             gain, step = gain + more, step + further
-            self._multiply()
-            squares = self.gram_w.diagonal(), self.gram_h.diagonal()
-            if self._mend(*(part.astype(np.float64) for part in squares)):
+            squares_h = np.einsum("kj,kj->k", self.h.factor, self.h.factor)
+            if self._mend(self.gram_w.diagonal(), squares_h):
                 step = math.inf
+            self._multiply()
         return gain, step
 
     def _mend(self, squares_w, squares_h):
         """Mend components that are lost or lopsided; returns whether there is a new one.
 
-        Given the squared lengths of the sides, zero for those too short.
+        From the squared lengths of their sides.
         """
-        dead = np.flatnonzero(~((squares_w > 0) & (squares_h > 0)))
+        dead = np.flatnonzero(~((squares_w > self.least) & (squares_h > self.least)))
         again = bool(dead.size) and self._reseed(dead)
         apart = np.frexp(squares_h)[1] - np.frexp(squares_w)[1]
         apart[dead] = 0
@@ -782,7 +782,6 @@ class _Run:
             self.w.scale(exponents)
             self.h.scale(-exponents)
         if dead.size or far.any():
-            self._multiply()
             self.gram_w = None  # and product_h: of the factors before
         return again
 
@@ -857,9 +856,7 @@ class _Run:
         kkt, said = math.nan, perf_counter()
         message, converged, warn = "", False, False
         reached = f"KKT residual at most tol={tol}"
-        if self.data.norm == 0.0 or 0 in self.data.shape:
-            self.w.clear()
-            self.history = [0.0]
+        if self.data.norm == 0.0:
             return self.result("x is zero or empty", 0.0, True)
         while not message:
             n_iter = len(self.history) - 1

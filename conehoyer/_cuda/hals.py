@@ -349,24 +349,14 @@ def scaled(x, f, g, out):
 
 
 @kernel
-def scaled_rows(x, exponents, out):
-    """Each row times its power of two."""
+def scaled_rows(x, flipped, exponents, out):
+    """The rows of x, or of its transpose, each times its power of two: the writes are in order."""
     i = cuda.grid(1)
-    count = x.shape[1]
+    count = out.shape[1]
     while i < x.size:
         k, c = i // count, i % count
-        out[k, c] = x.dtype.type(math.ldexp(float64(x[k, c]), int(exponents[k])))
-        i += cuda.gridsize(1)
-
-
-@kernel
-def transposed(x, exponents, out):
-    """xᵀ, each row times its power of two, of a tall, narrow matrix: the writes are in order."""
-    i = cuda.grid(1)
-    rows = x.shape[0]
-    while i < x.size:
-        k, c = i // rows, i % rows
-        out[k, c] = x.dtype.type(math.ldexp(float64(x[c, k]), int(exponents[k])))
+        value = float64(x[c, k] if flipped else x[k, c])
+        out[k, c] = x.dtype.type(math.ldexp(value, int(exponents[k])))
         i += cuda.gridsize(1)
 
 

@@ -256,23 +256,19 @@ class Data:
 
     def in_units(self, factor, exponents):
         """A copy, each row times its power of two."""
-        result = self.new(*factor.shape)
-        self.scale_rows(factor, exponents, result)
-        return result
-
-    def scale_rows(self, factor, exponents, result):
-        """Multiply each row by its power of two."""
-        powers = self._powers(exponents)
-        launch_each(hals.scaled_rows, self.home, result.size, factor.view, powers, result.view)
+        return self.scale_rows(factor, False, exponents, self.new(*factor.shape))
 
     def transposed(self, factor, exponents):
         """The transpose, each row times its power of two."""
-        result, powers = self.new(*factor.shape[::-1]), self._powers(exponents)
-        launch_each(hals.transposed, self.home, result.size, factor.view, powers, result.view)
-        return result
+        return self.scale_rows(factor, True, exponents, self.new(*factor.shape[::-1]))
 
-    def _powers(self, exponents):
-        return self.home.view(self.home.upload(exponents.astype(np.int32)))
+    def scale_rows(self, factor, flipped, exponents, result):
+        """Write the rows of a factor or of its transpose, each times its power of two."""
+        powers = self.home.view(self.home.upload(exponents.astype(np.int32)))
+        launch_each(
+            hals.scaled_rows, self.home, result.size, factor.view, flipped, powers, result.view
+        )
+        return result
 
     def _given(self, value, name, shape):
         """A factor on this device in the work's dtype, checked."""
@@ -353,7 +349,7 @@ class Side(_Side):
 
     def scale(self, exponents):
         """Multiply each component by its power of two."""
-        self.data.scale_rows(self.factor, exponents, self.factor)
+        self.data.scale_rows(self.factor, False, exponents, self.factor)
 
     def set_row(self, k, row=None, divisor=1.0):
         """Start component k anew, from zero or from a row."""
@@ -473,6 +469,8 @@ class Run(_Run):
         gain, step, suspects = map(float, self.data.host(self._totals))
         if self.update_h and suspects:
             grams = self.data.host(self.gram_w.view), self.data.host(self.gram_h.view)
-            if self._mend(*(gram.diagonal().astype(np.float64) for gram in grams)):
+            if self._mend(*(gram.diagonal() for gram in grams)):
                 step = math.inf
+            if self.gram_w is None:
+                self._multiply()
         return gain, step

@@ -33,8 +33,7 @@ def signatures(t):
     yield hals.describe, (row, table)
     yield hals.inner_product, (row, row, sums)
     yield hals.scaled, (row, FLOAT, FLOAT, row)
-    yield hals.scaled_rows, (matrix, flags, matrix)
-    yield hals.transposed, (matrix, flags, matrix)
+    yield hals.scaled_rows, (matrix, BOOL, flags, matrix)
     for result in {array(t, 3), parts}:
         yield hals.multiply, (matrix, BOOL, matrix, BOOL, INT, INT, result)
     yield hals.add_segments, (parts, matrix)
