@@ -84,13 +84,25 @@ def closeness(kind, p, s, q):
 
 
 @register_jitable
+def quotient(a, b):
+    """a / b; on a GPU, of two float32 only nearly."""
+    return a / b
+
+
+@register_jitable
+def root(a):
+    """√a; on a GPU, of a float32 only nearly."""
+    return math.sqrt(a)
+
+
+@register_jitable
 def newton_offset(kind, p, nu, s, q):
     """The τ (relative to the anchor) that solves the equation on this support."""
     if kind == L1 or kind == SIMPLEX:
-        return (s - p) / nu
-    mean = s / nu
-    var = max(q / nu - mean * mean, p - p)  # zero, also for float32
-    return mean - math.sqrt(p * var / (nu - p))
+        return quotient(s - p, nu)
+    mean = quotient(s, nu)
+    var = max(quotient(q, nu) - mean * mean, p - p)  # zero, also for float32
+    return mean - root(quotient(p * var, nu - p))
 
 
 @register_jitable
@@ -124,16 +136,16 @@ def tail_guess(kind, p, nu, s, q):
 @register_jitable
 def tail_guess_in(kind, p, nu, s, q, one, half, most, least):
     """`tail_guess` in the precision of its arguments, which its constants have too."""
-    ratio = min(s * s / (nu * q), most)
-    shape = (ratio - half) / (one - ratio)
+    ratio = min(quotient(s * s, nu * q), most)
+    shape = quotient(ratio - half, one - ratio)
     if abs(shape) < least:
         shape = least
-    unit = s / nu * (one + shape)
+    unit = quotient(s, nu) * (one + shape)
     if kind == L1:
-        power = shape / (one + shape) * math.log(p / s)
+        power = quotient(shape, one + shape) * math.log(quotient(p, s))
     else:
-        power = shape * math.log(p / (nu * ratio))
-    return -unit / shape * math.expm1(power)
+        power = shape * math.log(quotient(p, nu * ratio))
+    return quotient(-unit, shape) * math.expm1(power)
 
 
 @register_jitable

@@ -57,6 +57,10 @@ def test_kernels_compile(family, t, capability, monkeypatch, tmp_path):
         if t is numba.float32 and name in getattr(module, "FLOAT64_OPERATIONS", {}):
             found = len(re.findall(r"\b(?:add|sub|mul|fma|div|sqrt)[.a-z]*\.f64", ptx))
             assert found <= module.FLOAT64_OPERATIONS[name], f"{name}: {found} in float64"
+        for wanted in getattr(module, "WANTED", {}).get(name, ()):
+            assert wanted in ptx, f"{name} has no {wanted}"
+        for unwanted in getattr(module, "UNWANTED", {}).get(name, ()):
+            assert unwanted not in ptx, f"{name} has {unwanted}"
         assert "__local_depot" not in ptx, f"{name} keeps an array in local memory"
         if assembler():
             source = tmp_path / f"{name}{count}.ptx"
@@ -111,6 +115,16 @@ def test_views():
     turned = view((6, 4), "f4", (4, 24))
     assert turned.type == numba.types.Array(numba.float32, 2, "A")
     assert turned.__cuda_array_interface__["strides"] == (4, 24)
+
+
+def test_wide_words():
+    """Sixteen bytes are moved at once where all rows begin and end with them."""
+    from conehoyer._cuda import wide
+
+    assert wide.are_aligned(view((3, 8), "f4"), view((5, 2), "f8"))
+    assert not wide.are_aligned(view((3, 8), "f4"), view((3, 6), "f4"))
+    assert not wide.are_aligned(view((3, 3), "f8"))
+    assert not wide.are_aligned(view((3, 8), "f4"), view((3, 8), "f4", pointer=4104))
 
 
 @pytest.mark.parametrize("t", ["f4", "f8"])

@@ -14,18 +14,41 @@ from numba import float32, float64, int32
 from numba.extending import register_jitable
 
 from .. import _math as m
-from . import block, engine
+from . import block, engine, wide
 from .arrays import pick
 from .block import WARP
-from .device import SIMULATED, cuda, function, kernel
+from .device import SIMULATED, cuda, function, kernel, overload
 
 HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
 THREADS = 16 if SIMULATED else 128  # of a block whose teams lie within warps
 MOST_WARPS = 4 if SIMULATED else 16  # of a team
 _BOUNDS = (MOST_WARPS * WARP, 1)
 _REGISTERS = 96  # of a thread: 20 warps at once on each multiprocessor; a few words are spilled
-ROOM = 6 * MOST_WARPS  # numbers in shared memory
-_WARP_BITS = WARP.bit_length() - 1
+_ROOM = 6 * MOST_WARPS  # numbers in shared memory
+
+# Unsigned, as all indices here: none counts from the end.
+_WARP_BITS, _LAST_LANE = np.uint32(WARP.bit_length() - 1), np.uint32(WARP - 1)
+_NEXT, _LAST = np.uint32(MOST_WARPS), np.uint32(2 * MOST_WARPS)
+
+
+# --- arithmetic of the search in float32 -------------------------------------------------------
+
+# Division and root to the last bit take 15 to 20 instructions each, and there are three or four at
+# each step: half as many as the sums over the entries take.
+
+
+@overload(m.quotient)
+def _quotient(a, b):
+    if a == b == float32:
+        return lambda a, b: cuda.libdevice.fast_fdividef(a, b)
+    return lambda a, b: a / b
+
+
+@overload(m.root)
+def _root(a):
+    if a == float32:
+        return lambda a: a * cuda.libdevice.rsqrtf(max(a, float32(1e-37)))
+    return lambda a: math.sqrt(a)
 
 
 # --- sums ------------------------------------------------------------------------------------
@@ -40,22 +63,20 @@ def _sign_bit(a):
 
 
 @function
-def _sum_team(room, real, lanes, turn, nu, s, q):
+def _sum_team(room, lanes, turn, nu, s, q):
     """Sums over a team, in the same order in all its threads; `turn` alternates."""
     nu, s, q = block.sum_lanes(min(lanes, WARP), nu, s, q)
     if lanes > WARP:
-        t = cuda.threadIdx.x
-        spot = turn * 3 * MOST_WARPS
-        if t & (WARP - 1) == 0:
-            at = spot + 3 * (t >> _WARP_BITS)
-            room[at], room[at + 1], room[at + 2] = nu, s, q
+        t, spot = np.uint32(cuda.threadIdx.x), np.uint32(turn * 3 * MOST_WARPS)
+        if t & _LAST_LANE == 0:
+            at = np.uint32(spot + (t >> _WARP_BITS))
+            room[at], room[np.uint32(at + _NEXT)], room[np.uint32(at + _LAST)] = nu, s, q
         cuda.syncthreads()
-        nu, s, q = real(0), real(0), real(0)
-        for at in range(spot, spot + 3 * (lanes >> _WARP_BITS), 3):
-            nu += real(room[at])
-            s += real(room[at + 1])
-            q += real(room[at + 2])
-    return real(nu), real(s), real(q)
+        warps = lanes >> _WARP_BITS
+        at = np.uint32(spot + (t & np.uint32(warps - 1)))
+        nu, s, q = room[at], room[np.uint32(at + _NEXT)], room[np.uint32(at + _LAST)]
+        nu, s, q = block.sum_lanes(warps, nu, s, q)
+    return nu, s, q
 
 
 # --- the search --------------------------------------------------------------------------------
@@ -150,24 +171,35 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
 
 
 @function
-def _load(row, lane, step, mine, pad, held):
+def _load(row, lane, lanes, mine, by_words, pad, held, light):
     """Read this thread's entries, `mine` in number; the others count as the pad.
 
-    Returns NaN if one of those read is not finite, else 0.
+    `light` takes them in float32.  Returns NaN if one of those read is not finite, else 0.
     """
-    real = held.dtype.type
-    at = np.uint32(lane)  # unsigned: no index counts from the end
-    if mine == held.size:
-        for k in range(held.size):
-            held[k] = row[at]
-            at = np.uint32(at + np.uint32(step))
+    real, each = held.dtype.type, wide.BYTES // held.itemsize
+    if by_words:
+        at, step = np.uint32(each * lane), np.uint32(each * lanes)
+        if mine == held.size:  # without the questions it takes a quarter of the instructions
+            for k in range(0, held.size, each):
+                wide.fetch(row, at, held, np.uint32(k))
+                at = np.uint32(at + step)
+        else:
+            for k in range(0, held.size, each):
+                if k < mine:
+                    wide.fetch(row, at, held, np.uint32(k))
+                else:
+                    for j in range(k, k + each):
+                        held[j] = pad
+                at = np.uint32(at + step)
     else:
+        at, step = np.uint32(lane), np.uint32(lanes)
         for k in range(held.size):
             held[k] = row[at] if k < mine else pad
-            at = np.uint32(at + np.uint32(step))
+            at = np.uint32(at + step)
     probe = real(0)
     for k in range(held.size):
         probe = real(probe + held[k] * real(0))
+        light[k] = float32(held[k])
     return float64(probe)
 
 
@@ -213,11 +245,12 @@ def _coarse_sums(held, absolute, near):
 
 
 @function
-def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
+def _coarse_search(kind, absolute, p, n, narrow, f, light, room, lanes, turn):
     """Newton's steps in float32, until the support will hardly change.
 
     Takes and returns a `Search`; what it finds is where the exact one begins.  At the first pass
-    it gives up where the row may be feasible.
+    it gives up where the row may be feasible.  Of float64 data it sees the float32 next to each
+    entry, and changes nothing where these do not do.
     """
     cone = kind == m.CAI or kind == m.HOYER
     free = (kind == m.SIMPLEX or kind == m.HOYER) and not absolute  # or the pads would count
@@ -226,15 +259,15 @@ def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
     passes, going = f.passes, f.status == m.GO
     while block.anybody(going):
         if absolute:
-            nu, s, q = _coarse_sums(held, True, tau)
+            nu, s, q = _coarse_sums(light, True, tau)
         else:
-            nu, s, q = _coarse_sums(held, False, tau)
-        nu, s, q = _sum_team(room, float32, lanes, turn, nu, s, q)
+            nu, s, q = _coarse_sums(light, False, tau)
+        nu, s, q = _sum_team(room, lanes, turn, nu, s, q)
         turn = 1 - turn
         first = passes == 0
         if going and first:
             if absolute:
-                nu -= float32(lanes * held.size - n)  # the pads
+                nu -= float32(lanes * light.size - n)  # the pads
             slack = float32(1e-4) * bound
             if kind == m.CAI:
                 going = m.level_excess(bound, s, q) > slack * q
@@ -265,8 +298,12 @@ def _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn):
                 tau, before, spare = spare, float32(-1), float32(math.nan)
             going = going and (tau > float32(0) or (free and tau == tau)) and passes < _MOST_PASSES
     if passes > f.passes:
-        status = f.status if tau > float32(0) or free else ODD
-        f = Search(status, float64(tau), 0.0, float64(before), math.nan, passes, False)
+        good = float32(0) < tau < float32(math.inf) or (free and math.isfinite(tau))
+        if narrow:
+            status = f.status if good else ODD
+            f = Search(status, float64(tau), 0.0, float64(before), math.nan, passes, False)
+        elif good:  # a count of rounded entries shows nothing
+            f = Search(f.status, float64(tau), 0.0, -1.0, math.nan, passes, False)
     return f, turn
 
 
@@ -285,51 +322,84 @@ def _exact_sums(held, absolute, anchor, offset):
 
 
 @function
-def _write(kind, absolute, st, l2, held, lane, step, mine, out):
-    """Write this thread's part of the result; returns the number of nonzeros."""
+def _finish(kind, absolute, st, l2, held):
+    """Put this thread's part of the result where its entries are."""
     real = held.dtype.type
     zero = real(0)
-    at = np.uint32(lane)
-    nonzeros = int32(0)
     anchor = real(st.anchor + st.offset)
     offset = real((st.anchor - float64(anchor)) + st.offset)
     dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
-    same = st.status == m.FEASIBLE  # CAI, L1
-    for k in range(held.size):
-        value = held[k]
-        if same:
-            result = value if absolute or value > zero else zero
+    if st.status == m.FEASIBLE:  # CAI, L1
+        for k in range(held.size):
+            held[k] = held[k] if absolute or held[k] > zero else zero
+    elif absolute:
+        for k in range(held.size):
+            d = (abs(held[k]) - anchor) - offset
+            held[k] = math.copysign(d * factor, held[k]) if d > dust else zero
+    else:
+        for k in range(held.size):
+            d = (held[k] - anchor) - offset
+            held[k] = d * factor if d > dust else zero
+
+
+@function
+def _write(held, lane, lanes, mine, by_words, out):
+    """Write what this thread holds."""
+    each = wide.BYTES // held.itemsize
+    if by_words:
+        at, step = np.uint32(each * lane), np.uint32(each * lanes)
+        if mine == held.size:
+            for k in range(0, held.size, each):
+                wide.put(out, at, held, np.uint32(k))
+                at = np.uint32(at + step)
         else:
-            d = ((abs(value) if absolute else value) - anchor) - offset
-            result = d * factor if d > dust else zero
-            result = math.copysign(result, value) if absolute and d > dust else result
-        if k < mine:
-            out[at] = result
-            nonzeros = int32(nonzeros + int32(result != zero))
-        at = np.uint32(at + np.uint32(step))
-    return nonzeros
+            for k in range(0, held.size, each):
+                if k < mine:
+                    wide.put(out, at, held, np.uint32(k))
+                at = np.uint32(at + step)
+    else:
+        at, step = np.uint32(lane), np.uint32(lanes)
+        for k in range(held.size):
+            if k < mine:
+                out[at] = held[k]
+            at = np.uint32(at + step)
+
+
+@function
+def _nonzeros(held):
+    """How many entries of this thread's part of the result are not zero; the pads are."""
+    count, zero = int32(0), held.dtype.type(0)
+    for k in range(held.size):
+        count = int32(count + int32(held[k] != zero))
+    return float64(count)
 
 
 def _made(count, narrow):
     """Make the kernel whose threads hold so many entries; narrow ones are float32."""
-    lowest = float(np.finfo(np.float32 if narrow else np.float64).min)
+    dtype = np.dtype(np.float32 if narrow else np.float64)
+    lowest, each = float(np.finfo(dtype).min), wide.BYTES // dtype.itemsize
 
     def project_held(
         kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows, n,
-        goal_n, lanes, bits, reported, todo,
+        goal_n, bits, by_words, reported, todo,
     ):  # fmt: skip
-        room = cuda.shared.array(0, float64)
+        room = cuda.shared.array(_ROOM, float64)
+        small_room = cuda.shared.array(_ROOM, float32)
         held = cuda.local.array(count, flat.dtype)
+        light = cuda.local.array(count, float32)
         real = flat.dtype.type
-        t = cuda.threadIdx.x  # a team has `lanes` threads, 2**bits: no division, which takes long
-        lane, wide, teams = t & (lanes - 1), lanes > WARP, cuda.blockDim.x >> bits
-        mine = int32((n - lane + lanes - 1) >> bits)
+        t, lanes = cuda.threadIdx.x, int32(int32(1) << int32(bits))  # no division, which takes long
+        lane, many, teams = int32(t & (lanes - 1)), lanes > WARP, cuda.blockDim.x >> bits
         pad = real(0) if absolute else real(lowest)
-        for base in range(cuda.blockIdx.x * teams, rows, cuda.gridDim.x * teams):
+        mine = int32((n - lane + lanes - 1) >> bits)
+        if by_words:
+            mine = int32(((n // each - lane + lanes - 1) >> bits) * each)
+        base = cuda.blockIdx.x * teams
+        while base < rows:
             r = base + (t >> bits)
             live = r < rows
             r = r if live else base
-            bad = _load(flat[r * n :], lane, lanes, mine, pad, held)
+            bad = _load(flat[r * n :], lane, lanes, mine, by_words, pad, held, light)
             p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
             usual = low <= p <= high
             if kind <= m.SIMPLEX:
@@ -338,10 +408,12 @@ def _made(count, narrow):
                 usual = usual and p > 1.0 and not (kind == m.HOYER and p >= n)
             f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
-            first, coarse = True, narrow and kind != m.HOYER  # whose norm the exact pass finds
+            first, coarse = True, kind != m.HOYER  # whose norm the exact pass finds
             while block.anybody(going):
-                if narrow and coarse:
-                    f, turn = _coarse_search(kind, absolute, p, n, f, held, room, lanes, turn)
+                if coarse:
+                    f, turn = _coarse_search(
+                        kind, absolute, p, n, narrow, f, light, small_room, lanes, turn
+                    )
                     going = f.status == m.GO
                 if not narrow or f.exact:
                     nu, s, q = _exact_sums(held, absolute, f.anchor, f.offset)
@@ -349,7 +421,7 @@ def _made(count, narrow):
                     nu, s, q = _sums(held, True, f.anchor, f.offset)
                 else:
                     nu, s, q = _sums(held, False, f.anchor, f.offset)
-                nu, s, q = _sum_team(room, float64, lanes, turn, nu, s + bad, q)
+                nu, s, q = _sum_team(room, lanes, turn, nu, s + bad, q)
                 turn = 1 - turn
                 if going:
                     if first and absolute and kind == m.HOYER:
@@ -365,19 +437,18 @@ def _made(count, narrow):
             if kind == m.HOYER and done:  # which is SOFT
                 done = m.fits_unit(l2, st, flat.itemsize)
             if live and done:
+                _finish(kind, absolute, st, l2, held)
                 # goal_n is n: told so, the compiler would keep all places in registers.
-                out = goal[r * goal_n :]
-                nonzeros = float64(_write(kind, absolute, st, l2, held, lane, lanes, mine, out))
-            else:
-                nonzeros = 0.0
-                if live and lane == 0:
-                    todo[1 + cuda.atomic.add(todo, 0, 1)] = r
+                _write(held, lane, lanes, mine, by_words, goal[r * goal_n :])
+            elif live and lane == 0:
+                todo[1 + cuda.atomic.add(todo, 0, 1)] = r
             if reported:
-                nonzeros, _, _ = _sum_team(room, float64, lanes, turn, nonzeros, 0.0, 0.0)
+                nonzeros, _, _ = _sum_team(room, lanes, turn, _nonzeros(held), 0.0, 0.0)
                 if live and done and lane == 0:
                     engine.report_state(st, kind, p, 0, nonzeros, info[r])
-            if wide:
+            if many:
                 cuda.syncthreads()  # before the next row's sums are stored
+            base += cuda.gridDim.x * teams
 
     project_held.__name__ = project_held.__qualname__ = f"project_held_{count}"
     project_held.__doc__ = f"Project the rows of x; a thread holds {count} entries of one."

@@ -5,7 +5,7 @@ import math
 from .. import _math as m
 from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
-from . import arrays, block, engine, held
+from . import arrays, block, engine, held, wide
 from .arrays import Parameter
 from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, launch, threads_for
 
@@ -81,8 +81,8 @@ def run_rows(
             todo = home.zeros(count + 1, "int32")
             launch(
                 held.KERNELS[itemsize], home, min(-(-(count << bits) // width), _MOST_ROWS), width,
-                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, 1 << bits, bits,
-                reported, todo, shared=8 * held.ROOM,
+                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, bits,
+                wide.are_aligned(z, out), reported, todo,
             )  # fmt: skip
             blocks = min(count, _LEFT_BLOCKS)
         launch(
