@@ -155,22 +155,29 @@ def tail_step(kind, p, nu, s, q):
     Of that family's density above τ, which is ρ = 2ν·var/(mean·(var + mean²)), the first term.
     For CAI and L1; what is sought may lie on either side.
     """
-    share = 1.0 / nu
+    return tail_step_in(kind, p, nu, s, q, 1.0, 0.5, 2.0 / 3.0)
+
+
+@register_jitable
+def tail_step_in(kind, p, nu, s, q, one, half, two_thirds):
+    """`tail_step` in the precision of its arguments, which its constants have too."""
+    zero = one - one
+    share = quotient(one, nu)
     mean = s * share
     square = mean * mean
-    var = max(q * share - square, 0.0)
-    step = mean - math.sqrt(p * var * (1.0 / (nu - p))) if kind >= CAI else (s - p) * share
-    density = nu * (var + var) / (mean * (var + square))
+    var = max(q * share - square, zero)
+    step = mean - root(p * var * quotient(one, nu - p)) if kind >= CAI else (s - p) * share
+    density = quotient(nu * (var + var), mean * (var + square))
     gone = density * step
-    left = nu - gone - (p if kind >= CAI else 0.0)
-    if not abs(gone) < 0.5 * nu or not left > 0.0:
+    left = nu - gone - (p if kind >= CAI else zero)
+    if not abs(gone) < half * nu or not left > zero:
         return step
-    more = 0.5 * gone * step  # by which Σd is larger than without the curvature
+    more = half * gone * step  # by which Σd is larger than without the curvature
     if kind < CAI:
-        return step + more / left
+        return step + quotient(more, left)
     rest = s - nu * step
-    excess = more * (rest + rest + more + p * step * (2.0 / 3.0))
-    return step + excess / (2.0 * (rest + more) * left)
+    excess = more * (rest + rest + more + p * step * two_thirds)
+    return step + quotient(excess, (one + one) * (rest + more) * left)
 
 
 @register_jitable

@@ -293,6 +293,11 @@ def _coarse_search(kind, absolute, p, n, narrow, f, light, room, lanes, turn):
                     far, before = spare, float32(-1)
                 elif nu * nu * abs(step) < float32(0.3) * s:
                     going = False
+                elif passes == 2 and (kind == m.CAI or kind == m.L1):
+                    step = m.tail_step_in(
+                        kind, bound, nu, s, q, float32(1), float32(0.5), float32(2 / 3)
+                    )
+                    far, before = float32(tau + step), float32(-1)
                 tau = far
             else:
                 tau, before, spare = spare, float32(-1), float32(math.nan)
