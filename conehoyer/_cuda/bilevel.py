@@ -3,22 +3,25 @@
 import math
 
 import numpy as np
-from numba import float64, int64
+from numba import float64, int32, int64
 from numba.extending import register_jitable
 
 from .. import _math as m
 from .._checks import choose
 from .._cpu.groups import BLOCKS, L1, L2, LABELS, LINF
 from .._groups import INNER
-from . import arrays, block, engine, groups, levels, partition
+from . import arrays, block, engine, groups, levels, partition, wide
 from .arrays import Parameter, pick
-from .device import cuda, kernel, launch, launch_each, threads_for
+from .device import SIMULATED, cuda, kernel, launch, launch_each, threads_for
 from .engine import TOLD
 from .groups import unit_of
 from .partition import group_of, place_in, where
 from .projections import OWN_NORM, complain, run_rows
 
 _HELD = 8  # entries of a thread, in registers
+# Wide words of a thread, in registers, and the entries in them.
+_WORDS, _ENTRIES = (2, 8) if SIMULATED else (4, 16)
+_FAR = 1 << 30  # more rows than a thread has, and more columns than `treat_words` takes
 _MOST = np.finfo(float).max
 
 
@@ -91,11 +94,9 @@ def keep_out(strict, flags):
 @register_jitable
 def treated(a, clip, value):
     """The entry clipped, or multiplied; `value` is the group's bound or factor, or NaN."""
-    if value <= 0.0:
-        return a - a
-    if value != value:
-        return value
-    return math.copysign(min(abs(a), value), a) if clip else a * value
+    result = math.copysign(min(abs(a), value), a) if clip else a * value
+    result = a - a if value <= 0.0 else result
+    return result if value == value else value
 
 
 @kernel
@@ -147,6 +148,57 @@ def treat(
                     out[at] = treated(held[k], clip, value)
                 i += deep
                 at = np.uint64(at + step)
+
+
+@kernel
+def treat_words(
+    clip, strict, height, width, flat, rows, columns, number, values, flags, piece, lanes, out
+):
+    """`treat` for blocks, where rows consist of wide words: a thread a column of these."""
+    if keep_out(strict, flags):
+        return
+    held = cuda.local.array(_ENTRIES, flat.dtype)
+    batch, each = values.size // number, wide.BYTES // held.itemsize  # a constant, unlike flat's
+    bounds, along = cuda.local.array(4, flat.dtype), cuda.local.array(4, int32)
+    real = flat.dtype.type
+    t = cuda.threadIdx.x
+    lane, below, deep = t % lanes, t // lanes, int32(cuda.blockDim.x // lanes)
+    words, across = columns // each, (columns + width - 1) // width
+    tiles, pieces = (words + lanes - 1) // lanes, (rows + piece - 1) // piece
+    step, tall = np.uint64(deep * columns), int32(min(height, _FAR))
+    for item in range(cuda.blockIdx.x, batch * pieces * tiles, cuda.gridDim.x):
+        j, p = (item % tiles * lanes + lane) * each, item // tiles
+        r, i = p // pieces, p % pieces * piece + below
+        last = min(p % pieces * piece + piece, rows)
+        if j >= columns or i >= last:
+            continue
+        g = r * number + i // height * across
+        for e in range(each):
+            along[e] = int32(j + e) // int32(width)
+            bounds[e] = real(values[np.uint64(g + along[e])])
+        edge = int32(min((i // height + 1) * height - i, _FAR))  # rows that the bounds are for
+        left = int32((last - i + deep - 1) // deep)
+        at = np.uint64((r * rows + i) * columns + j)
+        while left > 0:
+            place = at
+            for k in range(_WORDS):
+                if k < left:
+                    wide.fetch(flat, place, held, np.uint32(k * each))
+                place = np.uint64(place + step)
+            for k in range(_WORDS):
+                if k < left:
+                    if edge <= 0:
+                        while edge <= 0:
+                            edge = int32(edge + tall)
+                            g += across
+                        for e in range(each):
+                            bounds[e] = real(values[np.uint64(g + along[e])])
+                    for e in range(each):
+                        held[k * each + e] = treated(held[k * each + e], clip, bounds[e])
+                    wide.put(out, at, held, np.uint32(k * each))
+                edge = int32(edge - deep)
+                at = np.uint64(at + step)
+            left = int32(left - _WORDS)
 
 
 @kernel
@@ -288,13 +340,26 @@ class _Job:
     def treat_groups(self, z, u, strict, out):
         """Launch what clips or multiplies the entries."""
         batch, rows, columns = self.shape
-        parts = self.parts
+        parts, clip = self.parts, self.inner == LINF
+        table = batch * rows, columns
+        aligned = wide.are_aligned(z.reshape(table), out.reshape(table))
+        if parts.kind == BLOCKS and aligned and columns < _FAR:
+            words = columns * z.dtype.itemsize // wide.BYTES
+            lanes = min(groups.power(words), groups.THREADS)
+            piece = groups.rows_each(rows, words, 32) * (groups.THREADS // lanes)
+            blocks = batch * -(-rows // piece) * -(-words // lanes)
+            launch(
+                treat_words, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, clip,
+                strict, parts.height, parts.width, z.reshape(z.size), rows, columns, parts.number,
+                u, self.flags, piece, lanes, out.reshape(z.size),
+            )  # fmt: skip
+            return
         labels = self.flags if parts.labels is None else parts.labels
         lanes = min(groups.power(columns), groups.THREADS)
         piece = groups.rows_each(rows, columns, 32) * (groups.THREADS // lanes)
         blocks = batch * -(-rows // piece) * -(-columns // lanes)
         launch(
-            treat, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, self.inner == LINF,
+            treat, self.home, min(blocks, groups.MOST_BLOCKS), groups.THREADS, clip,
             strict, *parts.regular, labels, z.reshape(z.size), rows, columns, parts.number, u,
             self.flags, piece, lanes, out.reshape(z.size),
         )  # fmt: skip

@@ -106,6 +106,14 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
 
 
 @register_jitable
+def see_if_sample_suffices(told, before, weight, nu, s, q):
+    """End the search in a sample where its next step is small against what τ errs by anyway."""
+    step = told[1] + told[2] - before
+    if told[0] == m.GO and nu > 0.0 and abs(step) <= 0.05 * math.sqrt(weight * q) / nu:
+        told[0], told[5], told[10], told[11] = m.SOFT, nu, s, q
+
+
+@register_jitable
 def leave_sample(told, kind, narrow, weight):
     """Begin anew with all entries, at the τ of the sample if it gave one.
 
@@ -431,6 +439,8 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
                     q += over_q + shift_by * (2.0 * over_s + over * shift_by)
                 nu, s, q = weight * nu, weight * s, weight * q
                 step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q)
+                if skip > 1:
+                    see_if_sample_suffices(told, tau, weight, nu, s, q)
             cuda.syncthreads()
             if skip > 1 and told[0] != m.GO:
                 skip, sampled, weight = 1, weight, 1.0

@@ -32,7 +32,9 @@ def _move(reading):
         def codegen(context, builder, signature, args):
             i32 = ir.IntType(32)
             word = ir.VectorType(context.get_data_type(memory.dtype), count)
-            far = builder.zext(args[1], ir.IntType(64))
+            far = args[1]
+            if at.bitwidth < 64:
+                far = builder.zext(far, ir.IntType(64))
             there = _address(context, builder, memory, args[0], far)
             there = builder.bitcast(there, word.as_pointer())
             first = builder.zext(args[3], ir.IntType(64))
@@ -48,7 +50,7 @@ def _move(reading):
                 builder.store(value, there, align=BYTES)
             return context.get_dummy_value()
 
-        return _types.void(memory, _types.uint32, held, _types.uint32), codegen
+        return _types.void(memory, at, held, _types.uint32), codegen
 
     return define
 

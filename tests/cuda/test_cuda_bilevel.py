@@ -121,6 +121,18 @@ def test_groups_of_several_parts(groups, inner, check):
     check(y, groups, inner, level=3.0)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "groups", ["columns", "rows", (1, 1), (2, 3), (1, 4), (3, 6), (7, 5)], ids=str
+)
+@pytest.mark.parametrize("inner", ["linf", "l2"])
+def test_rows_of_wide_words(groups, inner, dtype, check):
+    """Rows of whole words of 16 bytes, which are clipped or multiplied a word at a time."""
+    for shape in ((30, 8), (300, 4), (2, 19, 12)):
+        y = np.random.default_rng(6).standard_normal(shape).astype(dtype)
+        check(y, groups, inner, level=1.5)
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (3, 65), (130, 2)])
 def test_shapes(shape, check):
     y = np.random.default_rng(2).standard_normal(shape)

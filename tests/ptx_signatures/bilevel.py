@@ -7,6 +7,9 @@ from conehoyer._cuda import bilevel, groups
 from .engine import BOOL, FLOAT, INT, array
 
 
+WANTED = {"treat_words": ["ld.global.v", "st.global.v"]}
+
+
 def signatures(t):
     """Kernels with their argument types, for data of type t."""
     vector, table = array(FLOAT, 1), array(FLOAT, 2)
@@ -32,6 +35,10 @@ def signatures(t):
             bilevel.treat,
             (*[BOOL] * 2, *[INT] * 3, labels, flat, *[INT] * 3, vector, flags, INT, INT, flat),
         )
+    yield (
+        bilevel.treat_words,
+        (BOOL, BOOL, INT, INT, flat, *[INT] * 3, vector, flags, INT, INT, flat),
+    )
     yield bilevel.shrink, (BOOL, FLOAT, integers, vector, flags, rows, rows)
     yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)
     yield bilevel.put_back_by, (BOOL, integers, rows, flags, rows)
