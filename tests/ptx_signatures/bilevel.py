@@ -6,7 +6,6 @@ from conehoyer._cuda import bilevel, groups
 
 from .engine import BOOL, FLOAT, INT, array
 
-
 WANTED = {"treat_words": ["ld.global.v", "st.global.v"]}
 
 
