@@ -297,10 +297,8 @@ class _Bilevel:
         elif self.inner == kernels.L1:
             self._shrink(z, u, norms, unit, out, workers)
         else:
-            if not clip:
-                threads = workers if u.nbytes >= _threads.DEALT_FROM else 1
-                run_split(partial(kernels.to_factors, norms, u), len(u), threads)
-            run_split(partial(kernels.apply, z, clip, *parts.layout, u, out), len(z), workers)
+            task = partial(kernels.apply, z, *parts.layout, u, norms[:0] if clip else norms, out)
+            run_split(task, len(z), workers)
         if unit != 1.0:
             with np.errstate(over="ignore"):  # beyond all floats they are inf
                 radii /= unit
@@ -513,8 +511,8 @@ class _L1Inf:
             bounds[:] = 0.0
         bounds /= unit
         info[:] = status, theta / unit, bounds.sum(), rounds
-        groups = parts.layout
-        run_split(partial(kernels.apply, z, True, *groups, bounds, out), len(z), workers)
+        task = partial(kernels.apply, z, *parts.layout, bounds, bounds[:0], out)
+        run_split(task, len(z), workers)
 
 
 @takes_tensors

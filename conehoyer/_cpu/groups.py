@@ -678,22 +678,36 @@ def _copy(values, to):
         to[i] = values[i]
 
 
+@helper
+def _factors(radii, norms, place, factors):
+    """What the entries of groups are multiplied by, from the group `place` on."""
+    old, new = norms[place : place + factors.size], radii[place : place + factors.size]
+    for g in range(new.size):  # of slices: else the loop is not vectorised
+        factors[g] = m.group_factor(old[g], new[g])
+
+
 @kernel
-def apply(x, clip, kind, height, width, labels, values, out, first, last):
-    """Clip or multiply the rows first..last−1 by their groups' values, none of them below 0."""
+def apply(x, kind, height, width, labels, radii, norms, out, first, last):
+    """Clip the rows first..last−1 to the radii of their groups, or scale to them given norms."""
     rows, columns = x.shape
     flat, goal = x.reshape(-1), out.reshape(-1)
-    real = x.dtype.type
+    real, clip = x.dtype.type, norms.size == 0
     across = (columns + width - 1) // width
     past = passes.beyond_caches(flat, goal)
-    line = np.empty((columns if kind != DIAGONALS else values.size) + simd.lanes(x), x.dtype)
+    line = np.empty((columns if kind != DIAGONALS else radii.size) + simd.lanes(x), x.dtype)
+    values = radii
+    if not clip:  # those of all groups, or of a row of blocks
+        values = np.empty(across if kind == BLOCKS else radii.size, radii.dtype)
+        if kind != BLOCKS:
+            _factors(radii, norms, 0, values)
     if kind == DIAGONALS:
         _copy(values, line)
     end = first  # of the rows that the line is right for
     for i in range(first, last):
         at, place = i * columns, 0
         if kind == BLOCKS and across == 1:
-            value = real(values[i // height])
+            g = i // height
+            value = real(radii[g] if clip else m.group_factor(norms[g], radii[g]))
             if past:
                 _treat_all_past(flat, at, columns, clip, value, goal)
             else:
@@ -707,7 +721,11 @@ def apply(x, clip, kind, height, width, labels, values, out, first, last):
         elif i == end:
             block = i // height
             end = block * height + height
-            spread(values, block * across, width, columns, line)
+            begin = block * across
+            if not clip:
+                _factors(radii, norms, begin, values)
+                begin = 0
+            spread(values, begin, width, columns, line)
         if past:
             _treat_past(flat, at, columns, clip, line, place, goal)
         else:
@@ -855,14 +873,6 @@ def settle(norms, u, outer, feasible, order, radii, info):
 
 
 @kernel
-def to_factors(norms, u, first, last):
-    """Turn the radii u into what the groups first..last−1 are multiplied by."""
-    old, new = norms[first:last], u[first:last]
-    for g in range(new.size):
-        new[g] = m.group_factor(old[g], new[g])
-
-
-@kernel
 def project(
     x, inner, kind, height, width, labels, order, room, outer, bound, feasible, tol, out, radii,
     info,
@@ -888,7 +898,7 @@ def project(
     if info[STATUS] == m.FEASIBLE and inner == LINF:
         _copy(x.reshape(-1), out.reshape(-1))
         return True
-    if inner == L2:
-        to_factors(norms, u, 0, number)
-    apply(x, inner == LINF, kind, height, width, labels, u, out, NONE, len(x))
+    apply(
+        x, kind, height, width, labels, u, norms[: number if inner == L2 else 0], out, NONE, len(x)
+    )
     return True
