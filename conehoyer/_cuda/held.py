@@ -245,7 +245,7 @@ def _coarse_sums(held, absolute, near):
 
 
 @function
-def _coarse_search(kind, absolute, p, n, narrow, f, light, room, lanes, turn):
+def _coarse_search(kind, absolute, p, tol, n, narrow, f, light, room, lanes, turn):
     """Newton's steps in float32, until the support will hardly change.
 
     Takes and returns a `Search`; what it finds is where the exact one begins.  At the first pass
@@ -268,7 +268,7 @@ def _coarse_search(kind, absolute, p, n, narrow, f, light, room, lanes, turn):
         if going and first:
             if absolute:
                 nu -= float32(lanes * light.size - n)  # the pads
-            slack = float32(1e-4) * bound
+            slack = float32(max(1e-4, 2.0 * tol)) * bound  # float16 has a larger one
             if kind == m.CAI:
                 going = m.level_excess(bound, s, q) > slack * q
             elif kind == m.L1:
@@ -417,7 +417,7 @@ def _made(count, narrow):
             while block.anybody(going):
                 if coarse:
                     f, turn = _coarse_search(
-                        kind, absolute, p, n, narrow, f, light, small_room, lanes, turn
+                        kind, absolute, p, tol, n, narrow, f, light, small_room, lanes, turn
                     )
                     going = f.status == m.GO
                 if not narrow or f.exact:

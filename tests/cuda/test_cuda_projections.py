@@ -465,6 +465,14 @@ def test_a_guess_too_far_right_is_taken_back(dtype, listed):
     assert listed(lambda d: ch.project_cai(d, 5.85), y) == 0
 
 
+def test_float16_twice_changes_nothing(to_gpu, to_host):
+    """Rounding leaves a row's level by more than the search in float32 would look at again."""
+    y = np.random.default_rng(0).standard_normal((300, 40)).astype(np.float16)
+    for project in (lambda d: ch.project_cai(d, 9.0), lambda d: ch.project_l1_ball(d, 5.0)):
+        once = project(to_gpu(y))
+        np.testing.assert_array_equal(to_host(project(once)), to_host(once))
+
+
 def test_what_fills_the_registers_up_is_no_data(to_gpu, to_host):
     """A row of 66 has room for 128: the zeros beyond its end do not count for the guess."""
     y = to_gpu(np.random.default_rng(0).standard_normal((100, 66)).astype(np.float32))
