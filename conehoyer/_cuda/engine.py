@@ -83,12 +83,13 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
     first = st.passes == 0 and st.anchor == 0.0  # elsewhere a sample has led to τ
     cone = kind == m.CAI or kind == m.HOYER
     guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
-    # Squares of float32 are float32.
-    least, most = (1e-9, 1e15) if narrow else (1e-100, 1e100)
-    if (cone or (guessed and p > 1e-100 * s)) and nu > 0.0 and math.isfinite(s):
-        if not least < abs(st.anchor) + math.sqrt(q) < most and s != 0.0:
-            told[0] = m.RESCALE
-            return
+    # Squares of float32 are float32, but for those of a pinned state.
+    least, most = (1e-9, 1e15) if narrow and not st.pinned else (1e-100, 1e100)
+    fits = least < abs(st.anchor) + math.sqrt(q) < most
+    if cone and nu > 0.0 and math.isfinite(s) and s != 0.0 and not fits:
+        told[0] = m.RESCALE
+        return
+    guessed = guessed and (cone or fits)  # the ball needs squares for its guess only
     if narrow and cone and not st.pinned and 0.0 < nu - p <= 1e-3 * p and st.offset > -math.inf:
         remember(told, with_tau(st, st.anchor, st.offset, st.nu, True))  # once more, in float64
         return
@@ -496,7 +497,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
             inside = kind == m.L1 and top <= 0.0
             conclude(told, m.FEASIBLE if inside else m.SOFT, math.ldexp(top, shift), 0.0, 0.0)
         cuda.syncthreads()
-    elif kind <= m.SIMPLEX and told[0] == m.SOFT and p < TINY * abs(told[1]):
+    elif kind <= m.SIMPLEX and told[0] != m.FEASIBLE and p < TINY * abs(told[1]):
         # Only entries within p of the largest matter, and their gaps to it are exact.
         _, _, size, top = facts(z, first, stride)
         top = largest_of(room, grid, parts, turn, size if absolute else top)
@@ -505,6 +506,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
         cuda.syncthreads()
         if t == 0:
             told[1], told[2], told[5], told[7] = top, -p, -1.0, 1.0
+            told[0], told[9] = m.SOFT, min(told[9], 0.5 * m.MAX_PASSES)  # it may have been capped
         cuda.syncthreads()
         before, nu = -2.0, -1.0
         while nu != before and told[9] < m.MAX_PASSES:

@@ -256,7 +256,7 @@ def _coarse_search(kind, absolute, p, tol, n, narrow, f, light, room, lanes, tur
     free = (kind == m.SIMPLEX or kind == m.HOYER) and not absolute  # or the pads would count
     bound, least = float32(p), float32(p) if cone else float32(0)
     tau, before, spare = float32(f.anchor), float32(f.before), float32(f.spare)
-    passes, going = f.passes, f.status == m.GO
+    passes, going = f.passes, f.status == m.GO and bound > float32(0)
     while block.anybody(going):
         if absolute:
             nu, s, q = _coarse_sums(light, True, tau)

@@ -473,6 +473,41 @@ def test_float16_twice_changes_nothing(to_gpu, to_host):
         np.testing.assert_array_equal(to_host(project(once)), to_host(once))
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [("f4", 1e-12), ("f4", 1e-30), ("f8", 1e-110)])
+def test_small_rows_in_a_large_ball(dtype, scale, to_gpu, to_host):
+    """Their squares are of no use, and need not be; the rows are too long for registers."""
+    y = (
+        np.random.default_rng(0).standard_normal((2, 200 if SIMULATED else 20_000)) * scale
+    ).astype(dtype)
+    np.testing.assert_array_equal(to_host(ch.project_l1_ball(to_gpu(y), 1.0)), y)
+    got, expected = (ch.project_l1_ball(z, 5 * scale) for z in (to_gpu(y), y))
+    assert error(to_host(got), expected) <= TOLERANCE[y.dtype]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("negative", [1, 40])
+def test_hoyer_of_zeros_and_what_is_negative(negative, dtype, to_gpu, to_host):
+    y = np.zeros(104, dtype)
+    y[5 : 5 + negative] = -3
+    for sparseness in (0.2, 0.5, 0.9, 0.99):
+        expected = ch.project_hoyer(y, sparseness, nonneg=True)
+        got = to_host(ch.project_hoyer(to_gpu(y), sparseness, nonneg=True))
+        assert error(got, expected) <= TOLERANCE[y.dtype]
+
+
+@pytest.mark.parametrize("n", [3, 128, 300])
+@pytest.mark.parametrize("radius", [1e-30, 1e-40, 1e-200, 1e-306])
+def test_radii_far_below_the_entries(n, radius, to_gpu, to_host):
+    y = np.random.default_rng(3).standard_cauchy(n)
+    for project in (ch.project_l1_ball, ch.project_simplex):
+        x, info = project(to_gpu(y), radius, full_output=True)
+        assert to_host(info.converged)
+        np.testing.assert_allclose(to_host(x), project(y, radius), rtol=1e-12)
+        narrow, info = project(to_gpu(y.astype(np.float32)), radius, full_output=True)
+        assert to_host(info.converged)
+        assert np.isfinite(to_host(narrow)).all()
+
+
 def test_what_fills_the_registers_up_is_no_data(to_gpu, to_host):
     """A row of 66 has room for 128: the zeros beyond its end do not count for the guess."""
     y = to_gpu(np.random.default_rng(0).standard_normal((100, 66)).astype(np.float32))
