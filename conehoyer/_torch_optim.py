@@ -10,6 +10,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
 from . import optim
+from ._torch_compile import uncompiled
 
 _OWN = ("mask", "constraint")  # no part of a saved state
 _ELSEWHERE = ("amsgrad", "maximize")  # options of AdamW that there are none of here
@@ -157,6 +158,9 @@ class SparseAdamW(torch.optim.Optimizer):
             names = group.get("param_names", ())
             group["mask"] = _masks(group["mask"], group["params"], names, copy=True)
             optim._checked(group)
+            for name in _ELSEWHERE:
+                if group.get(name):
+                    raise ValueError(f"SparseAdamW has no {name}, got {group[name]!r}")
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -167,6 +171,7 @@ class SparseAdamW(torch.optim.Optimizer):
         own = {"workers": self.workers, "check_finite": self.check_finite, "_built": True}
         return super().__getstate__() | own
 
+    @uncompiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take a step.
@@ -402,6 +407,10 @@ def _prepared(optimizer, state_dict):
                 raise ValueError(
                     f"state_dict: step of parameter {key} must be an integer, got {saved['step']!r}"
                 ) from None
+            if saved["step"] < 0:
+                raise ValueError(
+                    f"state_dict: step of parameter {key} must be >= 0, got {saved['step']}"
+                )
         if saved.get("gamma") is not None:
             saved["gamma"] = _Held(saved["gamma"])
     return {**state_dict, "state": state, "param_groups": groups}
@@ -510,7 +519,8 @@ def _step(p, grad, state, options, gamma, kept):
     threshold = options.lr * options.l1
     if threshold > 0.0:
         norms = _norms(p.to(_wide(p)), options.groups)
-        limit = threshold if gamma is None else threshold * gamma
+        # A tensor: a number would be multiplied by reciprocals of the norms, which may be inf.
+        limit = norms.new_tensor(threshold) if gamma is None else threshold * gamma
         factors = torch.where(norms > limit, 1.0 - limit / norms, 0.0)
         p.mul_(_spread(factors, options.groups, p.shape)).add_(0.0)  # no −0
 

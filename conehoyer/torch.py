@@ -225,7 +225,8 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        parts, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # asked once: a checkpoint unpacks them no second time
+        parts, results = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():  # create_graph=True
             return None, *_Pulled.apply(ctx.job, results, ctx.count, *parts, *gradients)
         return None, *_pull(ctx.job, gradients, parts, results)

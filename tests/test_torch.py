@@ -959,3 +959,17 @@ def test_a_warning_names_the_callers_line():
         warnings.simplefilter("always")
         ch.nmf_hals(np.abs(normal(20, 10)), 4, max_iter=1)
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant):
+    """What is saved for the gradient may be computed anew, and is handed out once."""
+    from torch.utils.checkpoint import checkpoint
+
+    def run(t):
+        return ch.project_cai(t, 2.0).square() * ch.project_bilevel(t, 3.0)
+
+    x = torch.randn(6, 8, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(run(x).sum(), x)
+    checkpoint(run, x, use_reentrant=reentrant).sum().backward()
+    assert torch.equal(x.grad, expected)

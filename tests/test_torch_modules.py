@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -326,6 +328,50 @@ def test_hooks_of_loading():
     assert len(second._optimizer_load_state_dict_pre_hooks) == 1  # none of our own is left
 
 
+COMPILED_STEP = """
+import torch
+from conehoyer.torch import SparseAdamW
+
+torch.manual_seed(0)
+p = [torch.nn.Parameter(torch.randn(20, 30)) for _ in range(3)]
+q = [torch.nn.Parameter(t.detach().clone()) for t in p]
+plain, other = SparseAdamW(p, lr=0.1, l1=0.01), SparseAdamW(q, lr=0.1, l1=0.01)
+step = torch.compile(other.step, backend="eager")
+for k in range(5):
+    for a, b in zip(p, q, strict=True):
+        a.grad = torch.randn_like(a)
+        b.grad = a.grad.clone()
+    step()
+    plain.step()
+    assert [other.state[t]["step"] for t in q] == [k + 1] * 3
+    assert all(torch.equal(a, b) for a, b in zip(p, q, strict=True))
+print("done")
+"""
+
+
+def test_a_compiled_step():
+    done = subprocess.run([sys.executable, "-c", COMPILED_STEP], capture_output=True, text=True)
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "maximize"])
+def test_options_that_there_are_none_of(name):
+    p = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=f"has no {name}, got True"):
+        chtorch.SparseAdamW([{"params": [p], name: True}])
+    optimizer = chtorch.SparseAdamW([{"params": [p], name: False}])
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize(("dtype", "tiny"), [(torch.float32, 1e-39), (torch.float64, 1e-310)])
+def test_weights_whose_reciprocals_are_infinite(dtype, tiny):
+    for view in (slice(None), slice(None, None, 2)):
+        w = torch.nn.Parameter(torch.full((4, 4), tiny, dtype=dtype)[:, view])
+        w.grad = torch.zeros_like(w)
+        chtorch.SparseAdamW([w], lr=1.0, l1=0.1 * tiny, weight_decay=0).step()
+        torch.testing.assert_close(w.detach() / tiny, torch.full_like(w, 0.9), rtol=1e-4, atol=0)
+
+
 def test_a_wrong_state_changes_nothing():
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.ones(3)
@@ -345,6 +391,9 @@ def test_a_wrong_state_changes_nothing():
         assert optimizer.param_groups[0]["lr"] == 0.1
         assert optimizer.state[p]["step"] == 1
     bad = copy.deepcopy(optimizer.state_dict())
+    bad["state"][0]["step"] = -1
+    with pytest.raises(ValueError, match="step of parameter 0 must be >= 0, got -1"):
+        optimizer.load_state_dict(bad)
     bad["state"][0]["step"] = "x"
     with pytest.raises(ValueError, match="step of parameter 0 must be an integer, got 'x'"):
         optimizer.load_state_dict(bad)
