@@ -12,7 +12,7 @@ _ALL = 0xFFFFFFFF  # of a warp
 @function
 def sum_lanes(lanes, a, b, c):
     """Sums over each run of `lanes` threads, a power of two within a warp."""
-    for half in (16, 8, 4, 2, 1):  # written out: a loop takes twice as many instructions
+    for half in (16, 8, 4, 2, 1):  # of a whole warp a loop takes a third more instructions
         if half < lanes:
             a += cuda.shfl_xor_sync(_ALL, a, half)
             b += cuda.shfl_xor_sync(_ALL, b, half)

@@ -179,7 +179,7 @@ def _load(row, lane, lanes, mine, by_words, pad, held, light):
     real, each = held.dtype.type, wide.BYTES // held.itemsize
     if by_words:
         at, step = np.uint32(each * lane), np.uint32(each * lanes)
-        if mine == held.size:  # without the questions it takes a quarter of the instructions
+        if mine == held.size:  # without the questions: less than half of the instructions
             for k in range(0, held.size, each):
                 wide.fetch(row, at, held, np.uint32(k))
                 at = np.uint32(at + step)
