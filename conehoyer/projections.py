@@ -243,9 +243,10 @@ def project_hoyer(
     Notes
     -----
     ``x = sign(y)·p·l2/‖p‖₂`` with ``p = max(|y| − τ, 0)`` and ``‖p‖₁/‖p‖₂ = l1/l2``, where
-    τ may be negative.  Zero entries that become nonzero get the sign +.  Linear in n.  Ties at the
-    top are broken as in `project_cai`; for sparseness 0 every entry gets the same size,
-    and a zero vector with `l2` > 0 counts as n ties.
+    τ may be negative.  Zero entries that become nonzero get the sign of the zero: + for
+    0.0, − for −0.0.  Linear in n.  Ties at the top are broken as in `project_cai`; for
+    sparseness 0 every entry gets the same size, and a zero vector with `l2` > 0 counts as n
+    ties.
 
     References
     ----------

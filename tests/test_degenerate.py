@@ -141,6 +141,16 @@ def test_zero_vector_with_a_given_norm():
     assert list(np.flatnonzero(x)) == [0, 1, 2]  # ceil(9 / 4)
 
 
+@pytest.mark.parametrize("method", ["cfp", "alternating"])
+@pytest.mark.parametrize("repeats", [1, 50, 5000])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_zeros_that_become_nonzero_keep_their_sign(dtype, repeats, method):
+    y = np.tile(np.array([3, 2, -0.0, 0, 1, -2], dtype), repeats)
+    x = ch.project_hoyer(y, sparseness=0.05, method=method)
+    assert np.all(x != 0)
+    np.testing.assert_array_equal(np.signbit(x), np.signbit(y))
+
+
 @pytest.mark.parametrize("value", [3.0, -3.0, 0.0])
 def test_length_one(value):
     y = np.array([value])
