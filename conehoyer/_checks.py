@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.exceptions import AxisError
 
 from ._dispatch import on_device
 
@@ -52,7 +53,7 @@ def slack(dtype, work) -> float:
     return _SLACK[work]
 
 
-def _result_dtype(dtype, name):
+def result_dtype(dtype, name):
     """Floating dtypes are kept, integers and booleans become float64."""
     if dtype.kind == "f":
         return dtype.newbyteorder("=")
@@ -96,18 +97,26 @@ def slices(x, axis, name="x"):
     if dtype is FLOAT64 or dtype is FLOAT32:
         work = dtype
     else:
-        dtype = _result_dtype(dtype, name)
+        dtype = result_dtype(dtype, name)
         work = FLOAT32 if dtype.itemsize <= 4 else FLOAT64
     if axis is None:
         return Slices(array, None, dtype, work, (), array.size)
+    shape = array.shape
+    axis = axis_of(axis, len(shape))
+    batch = shape[:axis] + shape[axis + 1 :] if len(shape) > 1 else ()
+    return Slices(array, axis, dtype, work, batch, shape[axis])
+
+
+def axis_of(axis, ndim) -> int:
+    """An axis of so many, counted from 0."""
     try:
         axis = operator.index(axis)
     except TypeError:
         raise TypeError(f"axis must be an integer or None, got {axis!r}") from None
-    shape = array.shape
-    axis = normalize_axis_index(axis, len(shape))
-    batch = shape[:axis] + shape[axis + 1 :] if len(shape) > 1 else ()
-    return Slices(array, axis, dtype, work, batch, shape[axis])
+    try:
+        return normalize_axis_index(axis, ndim)
+    except OverflowError:  # NumPy's message names nothing
+        raise AxisError(f"axis {axis} is out of bounds for array of dimension {ndim}") from None
 
 
 def rows(s: Slices) -> np.ndarray:
@@ -301,7 +310,7 @@ def number_if_one(values):
 def per_slice(value, name, s, low, high=math.inf, what="") -> np.ndarray:
     """A parameter broadcast over the slices, as a float64 vector, checked for its range."""
     if not isinstance(value, (float, int)) and not on_device(value):  # the usual case, quickly
-        array = np.asarray(value)  # it may have the shape of a score with keepdims=True
+        array = as_array(value, name)  # it may have the shape of a score with keepdims=True
         if s.axis is None and array.size == 1:
             value = array.reshape(())
         elif s.axis is not None and array.ndim == len(s.batch) + 1 and array.shape[s.axis] == 1:
@@ -318,7 +327,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         return array
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
-    array = np.asarray(value)
+    array = as_array(value, name)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got {told(value, array)}")
     array = array.astype(FLOAT64)
@@ -346,7 +355,7 @@ def _number(value, name, low, high, what):
 
 def choose(value, name, options):
     """Check that a keyword names one of the options."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 

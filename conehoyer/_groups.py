@@ -180,7 +180,7 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
 def _labels(groups, x):
     if _dispatch.on_device(groups):
         raise TypeError("groups: the labels lie on a GPU, but x does not")
-    labels = np.asarray(groups)
+    labels = _checks.as_array(groups, "groups")
     if labels.dtype.kind not in "iu":
         raise TypeError(
             "groups must be 'columns', 'rows', 'diagonals', a block shape or integer labels, "

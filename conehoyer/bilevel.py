@@ -562,7 +562,7 @@ def level_for_groups(
     """
     if _dispatch.on_device(n_groups):
         raise TypeError("n_groups lies on a GPU: it must be integers of the host")
-    wanted = np.asarray(n_groups)
+    wanted = _checks.as_array(n_groups, "n_groups")
     if wanted.dtype.kind not in "iu":
         raise TypeError(f"n_groups must be integers, got {_checks.told(n_groups, wanted)}")
     if _dispatch.on_device(x):
@@ -589,7 +589,7 @@ def level_for_groups(
 def _finite_norms(z, parts, inner, workers):
     norms, _ = _groups.norms(z, parts, inner, workers)
     if not np.isfinite(norms).all():
-        raise _checks.not_finite()
+        raise ValueError("x must be finite, got NaN or inf")
     return norms
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import as_array
+from ._checks import as_array, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._threads import resolve_workers, run_split
@@ -45,6 +45,7 @@ __all__ = [
 
 _PARALLEL_FROM = 1 << 23  # multiplications below which one thread is faster
 _PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
+_MOST = 1 << 40  # more entries side by side than there is memory for
 _KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -56,6 +57,8 @@ def _sides(value, name, least) -> tuple[int, int]:
         raise TypeError(f"{name} must be two integers, got {value!r}") from None
     if min(height, width) < least:
         raise ValueError(f"the sides of {name} must be >= {least}, got {value!r}")
+    if max(height, width) > _MOST:
+        raise ValueError(f"the sides of {name} must be <= {_MOST}, got {value!r}")
     return height, width
 
 
@@ -134,7 +137,7 @@ class BlockPattern:
 
     def __init__(self, kept, block_shape, shape=None):
         self.block_shape = height, width = _block_shape(block_shape)
-        kept = np.asarray(kept, dtype=bool)
+        kept = as_array(kept, "kept").astype(bool)
         if kept.ndim != 2:
             raise ValueError(f"kept must be a matrix, got shape {kept.shape}")
         if shape is None:
@@ -1084,6 +1087,9 @@ def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np
     height, width = block_shape = _block_shape(block_shape)
     if w.ndim < 2:
         raise ValueError(f"w must have at least two dimensions, got shape {w.shape}")
+    result_dtype(w.dtype, "w")
+    if not np.isfinite(w).all():
+        raise ValueError("w must be finite, got NaN or inf")
     number = -(-w.shape[-2] // height) * -(-w.shape[-1] // width)
     if not isinstance(keep, numbers.Real) or isinstance(keep, bool):
         raise TypeError(f"keep must be a number, got {keep!r}")
@@ -1179,10 +1185,15 @@ def best_block_shape(
     (8, 8)
     """
     w = _matrix(w)
+    if not np.iterable(shapes):
+        raise TypeError(f"shapes must be several block shapes, got {shapes!r}")
     shapes = [_block_shape(shape) for shape in shapes]
     if not shapes:
         raise ValueError("shapes must name at least one block shape")
-    n_cols = operator.index(n_cols)
+    try:
+        n_cols = operator.index(n_cols)
+    except TypeError:
+        raise TypeError(f"n_cols must be an integer, got {n_cols!r}") from None
     if n_cols < 1:
         raise ValueError(f"n_cols must be >= 1, got {n_cols}")
     size = tuple(min(max(side, 512), 1024) for side in w.shape)  # small ones are all overhead

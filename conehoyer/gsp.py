@@ -232,7 +232,7 @@ def project_gsp(
 def _one_sparseness(value):
     if on_device(value):
         raise TypeError("sparseness must lie on the host, got an array on a GPU")
-    array = np.asarray(value)
+    array = _checks.as_array(value, "sparseness")
     if array.dtype.kind not in "fiu":
         raise TypeError(f"sparseness must be a real number, got {value!r}")
     if array.ndim:

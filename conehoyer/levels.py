@@ -64,7 +64,7 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     s = _checks.slices(x, axis)
     if on_device(nnz):
         raise TypeError("nnz lies on a GPU: it must be integers of the host")
-    wanted = np.asarray(nnz)
+    wanted = _checks.as_array(nnz, "nnz")
     if wanted.dtype.kind not in "iu":
         raise TypeError(f"nnz must be integers, got {_checks.told(nnz, wanted)}")
     if s.home is not None:
@@ -135,8 +135,7 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
     >>> level_for_sparseness(0.5, 16), level_for_sparseness(1.0, 16)
     (np.float64(6.25), np.float64(1.0))
     """
-    values = np.asarray(sparseness)
-    sizes = np.asarray(n)
+    values, sizes = _checks.as_array(sparseness, "sparseness"), _checks.as_array(n, "n")
     if values.dtype.kind not in "fiu":
         raise TypeError(f"sparseness must be real numbers, got {_checks.told(sparseness, values)}")
     if sizes.dtype.kind not in "iu":
@@ -146,7 +145,12 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
         raise ValueError(f"sparseness must be in [0, 1], got {values[bad].flat[0]}")
     if (sizes < 1).any():
         raise ValueError(f"n must be >= 1, got {sizes[sizes < 1].flat[0]}")
-    values, sizes = np.broadcast_arrays(values.astype(float), sizes.astype(float))
+    try:
+        values, sizes = np.broadcast_arrays(values.astype(float), sizes.astype(float))
+    except ValueError:
+        raise ValueError(
+            f"sparseness and n must broadcast, got shapes {values.shape} and {sizes.shape}"
+        ) from None
     levels, rests = np.empty(values.size), np.empty(values.size)
     kernels.levels_of_sparseness(values.ravel(), sizes.ravel(), levels, rests)
     return (levels + rests).reshape(values.shape)[()]

@@ -23,6 +23,7 @@ _BLOCK_ENTRIES = 1 << 18  # of the residual that are formed at a time
 _GRAM_FROM = 1e-6  # smallest (error/‖X‖)² left to the Gram formula, which is good to 1e-15
 _ANCHOR_LOST = 1e-4  # the squared error is computed anew when it has shrunk by this factor
 _LARGE = 32  # powers of two within which squares and products are safe in float32
+_MOST_COMPONENTS = 1 << 40  # more than there is memory for
 _FAR = 80  # powers of two between the squared lengths of a component's sides that are balanced
 _MOST_SWEEPS = 1e6
 _CANDIDATES = 32  # rows looked at for a new component
@@ -256,7 +257,7 @@ def nmf_hals(
     >>> code.W.shape, code.H is result.H
     ((5, 3), False)
     """
-    rank = _integer(rank, "rank", 1)
+    rank = _integer(rank, "rank", 1, _MOST_COMPONENTS)
     max_iter = _integer(max_iter, "max_iter", 0)
     tol = _number(tol, "tol")
     alpha = _number(alpha, "alpha")
@@ -264,7 +265,9 @@ def nmf_hals(
     level_w = _levels(level_w, "level_w", rank)
     level_h = _levels(level_h, "level_h", rank)
     workers = resolve_workers(workers)
-    rng = np.random.default_rng(rng)
+    rng = _generator(rng)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable or None, got {callback!r}")
     make_data, make_run = (_Data, _Run) if not on_device(x) else _on_gpu()
     data = make_data(x, check_finite)
     if not accelerated:
@@ -285,14 +288,25 @@ def _on_gpu():
 # --- arguments -----------------------------------------------------------------------
 
 
-def _integer(value, name, least):
+def _integer(value, name, least, most=math.inf):
     try:
         value = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
+
+
+def _generator(rng):
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"rng must be None, a seed or a numpy.random.Generator, got {rng!r}"
+        ) from None
 
 
 def _number(value, name):
@@ -375,7 +389,7 @@ def _factor(value, name, shape, dtype):
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU, and x does not")
     array = _checks.as_array(value, name)
-    _checks._result_dtype(array.dtype, name)  # real, or TypeError
+    _checks.result_dtype(array.dtype, name)  # real, or TypeError
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     top = _check_entries(array, name, None)
@@ -398,7 +412,7 @@ class _Data:
         if array.ndim != 2:
             raise ValueError(f"x must be a matrix, got {array.ndim} dimensions")
         self.shape = array.shape
-        self.dtype = _checks._result_dtype(array.dtype, "x")
+        self.dtype = _checks.result_dtype(array.dtype, "x")
         self.work = np.dtype(np.float32 if self.dtype.itemsize <= 4 else np.float64)
         if self.sparse:
             array = array.tocsr().astype(self.work, copy=False)

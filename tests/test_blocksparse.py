@@ -432,6 +432,13 @@ def test_prune_says_what_is_wrong():
             prune(w, (1, 1), bad)
     with pytest.raises(ValueError, match="two dimensions"):
         prune(np.ones(3), (1, 1), 1)
+    for shrink in (False, True):
+        with pytest.raises(ValueError, match=r"^w must be finite, got NaN or inf$"):
+            prune([[1.0, np.nan]], (1, 1), 1, shrink=shrink)
+        with pytest.raises(TypeError, match=r"^w must have a real .* complex128"):
+            prune([[1.0, 1j]], (1, 1), 1, shrink=shrink)
+    with pytest.raises(ValueError, match=r"^the sides of block_shape must be <= "):
+        compress(w, (10**30, 1))
 
 
 def test_best_block_shape():
@@ -448,8 +455,12 @@ def test_best_block_shape():
     assert blocksparse.best_block_shape(w, iter(shapes), 64) == best
     with pytest.raises(ValueError, match="shapes"):
         blocksparse.best_block_shape(w, [], 64)
+    with pytest.raises(TypeError, match="shapes must be several block shapes, got None"):
+        blocksparse.best_block_shape(w, None, 64)
     with pytest.raises(ValueError, match="n_cols"):
         blocksparse.best_block_shape(w, shapes, 0)
+    with pytest.raises(TypeError, match=r"n_cols must be an integer, got 1\.5"):
+        blocksparse.best_block_shape(w, shapes, 1.5)
 
 
 def test_best_block_shape_adds_up_what_is_measured(monkeypatch):
@@ -565,6 +576,8 @@ def test_scales_must_be_numbers(scale, error):
 def test_patterns_say_what_is_wrong():
     with pytest.raises(ValueError, match="kept must be a matrix"):
         BlockPattern([True], (1, 1))
+    with pytest.raises(ValueError, match="kept is no array"):
+        BlockPattern([[True], [True, False]], (1, 1))
     with pytest.raises(ValueError, match=r"kept must have shape \(2, 1\)"):
         BlockPattern([[True]], (2, 2), (3, 2))
     for bad in (4, (4,), (4, 4, 1), (4, 4.0), "44"):

@@ -153,7 +153,7 @@ def test_large_batches(kind, shape):
 
 
 @every_function
-@pytest.mark.parametrize("axis", [2, -3, 7])
+@pytest.mark.parametrize("axis", [2, -3, 7, 10**30])
 def test_axis_out_of_range(kind, axis):
     with pytest.raises(np.exceptions.AxisError, match=rf"axis.*{axis}"):
         project(kind, np.ones((2, 3)), axis=axis)
@@ -760,6 +760,43 @@ def test_integers_beyond_all_floats(kind):
             project(kind, x, 10**400)
 
 
+RAGGED = [[1.0], [1.0, 2.0]]
+MASKED = np.ma.masked_array([1, 1], [True, False])
+GROUPED = np.ones((2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("level", lambda v: ch.project_cai(np.ones((2, 3)), v)),
+        ("sparseness", lambda v: ch.project_hoyer(np.ones((2, 3)), v)),
+        ("l1", lambda v: ch.project_hoyer(np.ones((2, 3)), l1=v, l2=1.0)),
+        ("l2", lambda v: ch.project_hoyer(np.ones((2, 3)), 0.5, l2=v)),
+        ("radius", lambda v: ch.project_l1_ball(np.ones((2, 3)), v)),
+        ("total", lambda v: ch.project_simplex(np.ones((2, 3)), v)),
+        ("level", lambda v: ch.project_bilevel(GROUPED, v)),
+        ("radius", lambda v: ch.project_bilevel(GROUPED, radius=v)),
+        ("groups", lambda v: ch.project_bilevel(GROUPED, 2.0, groups=v)),
+        ("radius", lambda v: ch.project_l1inf_ball(GROUPED, v)),
+        ("sparseness", lambda v: ch.project_gsp(np.ones(3), v)),
+        ("nnz", lambda v: ch.level_for_nnz(np.ones((2, 3)), v)),
+        ("n_groups", lambda v: ch.level_for_groups(GROUPED, v)),
+        ("sparseness", lambda v: ch.level_for_sparseness(v, 5)),
+        ("n", lambda v: ch.level_for_sparseness(0.5, v)),
+    ],
+)
+def test_parameters_are_whole_arrays_without_masks(name, call):
+    with pytest.raises(ValueError, match=f"^{name} is no array: "):
+        call(RAGGED)
+    with pytest.raises(TypeError, match=f"^{name} must not be a masked array"):
+        call(MASKED)
+
+
+def test_sparseness_and_lengths_must_broadcast():
+    with pytest.raises(ValueError, match=r"sparseness and n .*\(2,\) and \(3,\)"):
+        ch.level_for_sparseness([0.5, 0.5], [4, 5, 6])
+
+
 @every_function
 @pytest.mark.parametrize("value", ["2", 1j, object()])
 def test_constraints_must_be_real_numbers(kind, value):
@@ -770,7 +807,7 @@ def test_constraints_must_be_real_numbers(kind, value):
 
 
 @every_function
-@pytest.mark.parametrize("method", ["fastest", "", None, 3])
+@pytest.mark.parametrize("method", ["fastest", "", None, 3, np.array(["newton", "cfp"])], ids=repr)
 def test_unknown_method(kind, method):
     with pytest.raises((ValueError, TypeError), match="method") as caught:
         project(kind, np.ones(4), method=method)

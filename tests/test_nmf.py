@@ -376,11 +376,17 @@ W0, H0 = np.ones((4, 2)), np.ones((2, 3))
         ({"alpha": -1}, ValueError, "alpha must be"),
         ({"epsilon": np.nan}, ValueError, "epsilon must be"),
         ({"workers": 0}, ValueError, "workers must be"),
+        ({"callback": 3}, TypeError, "callback must be callable or None, got 3"),
+        ({"rng": "a"}, TypeError, "rng must be None, a seed or .* got 'a'"),
+        ({"rng": -1}, ValueError, "rng must be None, a seed or .* got -1"),
+        ({"rng": 1.5}, TypeError, "rng must be None, a seed or .* got 1.5"),
+        ({"rank": 10**50}, ValueError, "rank must be at most .* got 1000"),
+        ({"level_w": [[2.0], [2.0, 2.0]]}, ValueError, "level_w is no array"),
     ],
 )
 def test_wrong_options(options, error, match):
     with pytest.raises(error, match=match):
-        nmf_hals(X, 2, **options)
+        nmf_hals(X, **{"rank": 2} | options)
 
 
 @settings(max_examples=30)

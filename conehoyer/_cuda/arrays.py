@@ -4,13 +4,12 @@ The kernels see C-contiguous float32 or float64 matrices, one slice a row.
 """
 
 import math
-import operator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _checks, _dispatch
-from .._checks import MACHINE_EPSILON, SLACK, normalize_axis_index
+from .._checks import MACHINE_EPSILON, SLACK
 from .device import contiguous_strides, extent, function, home_of, kernel, launch_each
 from .device import cuda as cuda
 
@@ -62,11 +61,7 @@ def slices(x, axis, name="x") -> DeviceSlices:
     shape = tuple(x.shape)
     if axis is None:
         return DeviceSlices(home, x, shape, None, dtype, _WORK[dtype], (), math.prod(shape))
-    try:
-        axis = operator.index(axis)
-    except TypeError:
-        raise TypeError(f"axis must be an integer or None, got {axis!r}") from None
-    axis = normalize_axis_index(axis, len(shape))
+    axis = _checks.axis_of(axis, len(shape))
     batch = shape[:axis] + shape[axis + 1 :]
     return DeviceSlices(home, x, shape, axis, dtype, _WORK[dtype], batch, shape[axis])
 
