@@ -282,10 +282,12 @@ class SparseAdamW(torch.optim.Optimizer):
             state["gamma"] = gamma
         if options.constraint is not None and state["step"] % options.constraint_every == 0:
             result = options.constraint(p)
-            if not isinstance(result, torch.Tensor) or result.shape != p.shape:
+            real = isinstance(result, torch.Tensor) and not result.is_complex()
+            if not real or result.shape != p.shape:
                 raise ValueError(
-                    f"constraint must return a tensor of shape {tuple(p.shape)}, got "
-                    f"{tuple(getattr(result, 'shape', ()))} {type(result).__name__}"
+                    f"constraint must return a real tensor of shape {tuple(p.shape)}, got "
+                    f"{tuple(getattr(result, 'shape', ()))} "
+                    f"{getattr(result, 'dtype', type(result).__name__)}"
                 )
             if result is not p:
                 p.copy_(result)
@@ -348,11 +350,11 @@ class SparseAdamW(torch.optim.Optimizer):
         Raises
         ------
         ValueError
-            If the number of parameter groups or of the parameters in one differs, an option is
-            out of range, or is one of Adam's or AdamW's that there is none of here.  Nothing has
-            been changed then.
+            If state_dict has not the form of one, the number of parameter groups or of the
+            parameters in one differs, an option is out of range, or is one of Adam's or AdamW's
+            that there is none of here.  Nothing has been changed then.
         TypeError
-            If an option has the wrong type.
+            If state_dict or an option has the wrong type.
 
         Examples
         --------
@@ -361,6 +363,8 @@ class SparseAdamW(torch.optim.Optimizer):
         >>> optimizer = SparseAdamW([torch.nn.Parameter(torch.ones(2))])
         >>> optimizer.load_state_dict(optimizer.state_dict())
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
         # Last of the hooks that may change the state, and first of those that see the result.
         hooks = (
@@ -385,7 +389,13 @@ class _Held:
 
 def _prepared(optimizer, state_dict):
     """A state to be loaded, checked, and completed by the options that AdamW does not have."""
-    groups = [dict(group) for group in state_dict["param_groups"]]
+    groups, states = state_dict.get("param_groups"), state_dict.get("state")
+    if not isinstance(groups, list | tuple) or not isinstance(states, Mapping):
+        raise ValueError('state_dict must have a list "param_groups" and a dictionary "state"')
+    for group in groups:
+        if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
+            raise ValueError('state_dict: each of the param_groups must have a list "params"')
+    groups = [dict(group) for group in groups]
     # PyTorch says what is wrong with a number of groups that differs.
     for group, now in zip(groups, optimizer.param_groups, strict=False):
         own = {name: now[name] for name in ("params", *_OWN)}
@@ -398,7 +408,11 @@ def _prepared(optimizer, state_dict):
         if options.weight_decay > 0.0 and group.get("decoupled_weight_decay") is False:
             raise ValueError("state_dict: the weight decay of SparseAdamW is decoupled, as AdamW's")
     state = {}
-    for key, saved in state_dict["state"].items():
+    for key, saved in states.items():
+        if not isinstance(saved, Mapping):
+            raise ValueError(
+                f"state_dict: the state of parameter {key} must be a dictionary, got {saved!r}"
+            )
         state[key] = saved = dict(saved)
         if "step" in saved:
             try:

@@ -141,7 +141,7 @@ def _parameter(value, name):
         return _array(value.float() if value.dtype is torch.bfloat16 else value)
     if name == "init" and isinstance(value, (list, tuple)):
         return tuple(_parameter(part, f"{name}[{i}]") for i, part in enumerate(value))
-    if name == "callback" and value is not None:
+    if name == "callback" and callable(value):
         return lambda iteration, state: value(iteration, _report(state))
     return value
 

@@ -700,6 +700,8 @@ def test_other_errors():
     with torch.no_grad():
         ch.project_cai(w, level)
     ch.project_cai(w, level.detach())
+    with pytest.raises(TypeError, match="callback must be callable or None, got 3"):
+        ch.nmf_hals(x, 1, callback=3)
 
 
 def test_values_without_a_check():

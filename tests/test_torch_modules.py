@@ -184,7 +184,11 @@ def test_constraints():
     optimizer.param_groups[0]["constraint"] = lambda p: None
     give_gradients([w], 5)
     optimizer.step()
-    with pytest.raises(ValueError, match="constraint must return a tensor"):
+    with pytest.raises(ValueError, match=r"a real tensor of shape \(.*\), got \(\) NoneType"):
+        optimizer.step()
+    optimizer.param_groups[0]["constraint"] = lambda p: p * 1j
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"a real tensor of shape .* torch\.complex"):
         optimizer.step()
 
 
@@ -397,6 +401,18 @@ def test_a_wrong_state_changes_nothing():
     bad["state"][0]["step"] = "x"
     with pytest.raises(ValueError, match="step of parameter 0 must be an integer, got 'x'"):
         optimizer.load_state_dict(bad)
+    whole = optimizer.state_dict()
+    for bad, error, match in (
+        (3, TypeError, "state_dict must be a dictionary, got int"),
+        ({}, ValueError, 'must have a list "param_groups" and a dictionary "state"'),
+        (whole | {"state": [1]}, ValueError, 'a dictionary "state"'),
+        (whole | {"param_groups": {}}, ValueError, 'a list "param_groups"'),
+        (whole | {"param_groups": [{}]}, ValueError, 'must have a list "params"'),
+        (whole | {"param_groups": [1]}, ValueError, 'must have a list "params"'),
+        (whole | {"state": {0: 1}}, ValueError, "state of parameter 0 must be a dictionary, got 1"),
+    ):
+        with pytest.raises(error, match=match):
+            optimizer.load_state_dict(bad)
     adam = torch.optim.Adam([p], weight_decay=0.5)
     with pytest.raises(ValueError, match="weight decay of SparseAdamW is decoupled"):
         optimizer.load_state_dict(adam.state_dict())
