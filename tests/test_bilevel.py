@@ -398,6 +398,21 @@ def test_the_first_of_tied_groups_in_any_order_of_memory(groups, order, inner, w
             np.testing.assert_allclose(info.radii.ravel(), u, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("exponent", [-900, -520, 520, 900])
+def test_the_level_that_is_reported_does_not_depend_on_the_unit(inner, exponent):
+    """Squares of the norms over- or underflow."""
+    y = np.random.default_rng(15).standard_normal((6, 8))
+    for bound in ({"level": 2.5}, {"level": 99.0}, {"radius": 3.0}):
+        _, expected = ch.project_bilevel(y, **bound, inner=inner, full_output=True)
+        unit = 2.0**exponent
+        if "radius" in bound:
+            bound = {"radius": 3.0 * unit}
+        _, info = ch.project_bilevel(y * unit, **bound, inner=inner, full_output=True)
+        got = info.level / unit if "radius" in bound else info.level
+        assert abs(got / expected.level - 1) <= 1e-12
+
+
 def test_zeros_and_ties():
     x, info = ch.project_bilevel(np.zeros((5, 6)), 2.0, full_output=True)
     assert not x.any()

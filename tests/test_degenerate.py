@@ -1,5 +1,7 @@
 """The corners: ties, zero vectors, feasible input, the ends of every range."""
 
+import math
+
 import numpy as np
 import oracle
 import pytest
@@ -521,6 +523,15 @@ def test_tiny_entries_beside_a_large_negative_one(n, dtype):
     for given in ({}, {"l2": 3.0}):
         x = ch.project_hoyer(y, 0.8, nonneg=True, **given)
         assert close(x, oracle.project_hoyer(y, 0.8, nonneg=True, **given), bound)
+
+
+@pytest.mark.parametrize("n", [6, 300, 40_000])
+@pytest.mark.parametrize("scale", [1e-120, 1e-200, 1e-300])
+def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n):
+    y = scale * make("gaussian", n)
+    x, info = ch.project_l1_ball(y, 1e300, full_output=True)
+    np.testing.assert_array_equal(x, y)
+    assert abs(info.level / math.fsum(np.abs(y)) - 1) <= 1e-13
 
 
 def test_what_no_scale_can_hold_is_reported():

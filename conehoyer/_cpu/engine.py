@@ -1139,6 +1139,8 @@ def _write_scaled(job, kind, absolute, p, rest, z, scaled, shift, back, out, par
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
     if kind <= m.SIMPLEX:
         row[REACHED] = math.ldexp(row[REACHED], -shift)
+        if job.state.status == m.FEASIBLE:  # beside a large radius nothing may have been left
+            _, row[REACHED], _ = passes.sums(z, absolute, 0.0, -math.inf)
 
 
 @kernel

@@ -866,8 +866,8 @@ def settle(norms, u, outer, feasible, order, radii, info):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
         _copy(u, radii)
-        _, s, q = passes.sums(np.minimum(u, norms), True, 0.0, -math.inf)
-        info[2] = s
+        s, q, exponent = passes.moments(np.minimum(u, norms), True)
+        info[2] = math.ldexp(s, exponent)
         if outer == m.CAI:
             info[2] = m.score(m.MAGNITUDES, norms.size, s, q)
 

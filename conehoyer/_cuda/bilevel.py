@@ -41,11 +41,14 @@ def scale_bounds(p_one, p_each, low, high, inner, tops, scaled):
 
 
 @kernel
-def settle(inner, feasible, scaled, reported, tops, v_max, u_max, norms, u, info, radii, reached):
+def settle(
+    outer, inner, feasible, scaled, reported, tops, v_max, u_max, norms, u, info, radii, reached
+):
     """Turn the projected norms u into what the groups are treated with.
 
     That is a bound, infinite where the group stays, a factor for l2, or NaN.  The radii and
-    the norms that are reached are stored if a report is wanted.
+    the norms that are reached are stored if a report is wanted; for a score in a unit whose
+    squares neither over- nor underflow.
     """
     number = u.size // info.shape[0]
     e = cuda.grid(1)
@@ -58,7 +61,10 @@ def settle(inner, feasible, scaled, reported, tops, v_max, u_max, norms, u, info
         unit = unit_of(tops[r], inner == L2) if scaled else 1.0
         if reported:
             radii[e] = value / unit
-            reached[e] = min(value, norm)
+            norm_reached = min(value, norm)
+            if outer == m.CAI:
+                norm_reached = math.ldexp(norm_reached, -int(math.frexp(v_max[r])[1]))
+            reached[e] = norm_reached
         if status == m.NONFINITE:
             u[e] = math.nan
         elif inner == L2:
@@ -320,13 +326,14 @@ class _Job:
             u.reshape(batch, number), info, self.flags,
         )  # fmt: skip
         v_max = u_max = dummy
-        if feasible:
+        if feasible or radii is not dummy:
             v_max = groups.fold_rows(home, self.norms, batch, LINF)
+        if feasible:
             u_max = groups.fold_rows(home, u, batch, LINF)
         reached = dummy if radii is dummy else groups.vector(home, u.size)
         launch_each(
-            settle, home, u.size, self.inner, feasible, self.scaled, radii is not dummy, tops,
-            v_max, u_max, self.norms, u, info, radii, reached,
+            settle, home, u.size, outer, self.inner, feasible, self.scaled,
+            radii is not dummy, tops, v_max, u_max, self.norms, u, info, radii, reached,
         )  # fmt: skip
         if radii is not dummy:
             sums = groups.fold_rows(home, reached, batch, L1)

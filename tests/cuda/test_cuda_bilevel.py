@@ -208,6 +208,20 @@ def test_float32_at_its_limits(inner, to_gpu, to_host):
         np.testing.assert_allclose(z / scale, x, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("exponent", [-900, 900])
+def test_the_level_that_is_reported_does_not_depend_on_the_unit(inner, exponent, to_gpu, to_host):
+    y = np.random.default_rng(15).standard_normal((5, 6))
+    for bound in ({"level": 2.5}, {"level": 99.0, "feasible": True}, {"radius": 3.0}):
+        _, expected = ch.project_bilevel(y, **bound, inner=inner, full_output=True)
+        unit = 2.0**exponent
+        if "radius" in bound:
+            bound = {"radius": 3.0 * unit}
+        _, info = ch.project_bilevel(to_gpu(y * unit), **bound, inner=inner, full_output=True)
+        got = to_host(info.level) / unit if "radius" in bound else to_host(info.level)
+        assert abs(got / expected.level - 1) <= 1e-12
+
+
 def test_zeros_and_ties(to_gpu, to_host):
     for inner in INNER:
         x, info = ch.project_bilevel(to_gpu(np.zeros((3, 4))), 2.0, inner=inner, full_output=True)

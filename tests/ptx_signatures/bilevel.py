@@ -26,7 +26,7 @@ def signatures(t):
     yield bilevel.scale_bounds, (FLOAT, vector, FLOAT, FLOAT, INT, vector, vector)
     yield (
         bilevel.settle,
-        (INT, BOOL, BOOL, BOOL, *[vector] * 5, table, vector, vector),
+        (INT, INT, BOOL, BOOL, BOOL, *[vector] * 5, table, vector, vector),
     )
     yield bilevel.report_levels, (INT, INT, INT, BOOL, vector, vector, vector, table)
     for labels in (flags, integers):
