@@ -13,6 +13,7 @@ from .._checks import MACHINE_EPSILON, SLACK
 from .device import contiguous_strides, extent, function, home_of, kernel, launch_each
 from .device import cuda as cuda
 
+NARROW = ("float16", "bfloat16")
 _WORK = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 
 
@@ -32,6 +33,11 @@ class DeviceSlices(NamedTuple):
     def number(self) -> int:
         """Number of slices."""
         return math.prod(self.batch)
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
 
     @property
     def slack(self) -> float:

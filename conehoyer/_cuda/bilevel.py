@@ -3,20 +3,20 @@
 import math
 
 import numpy as np
-from numba import float64, int32, int64
+from numba import float64, int32
 from numba.extending import register_jitable
 
 from .. import _math as m
 from .._checks import choose
 from .._cpu.groups import BLOCKS, L1, L2, LABELS, LINF
 from .._groups import INNER
-from . import arrays, block, engine, groups, levels, partition, wide
+from . import arrays, engine, groups, levels, partition, wide
 from .arrays import Parameter, pick
 from .device import SIMULATED, cuda, kernel, launch, launch_each, threads_for
 from .engine import TOLD
 from .groups import unit_of
 from .partition import group_of, place_in, where
-from .projections import OWN_NORM, complain, run_rows
+from .projections import OWN_NORM, complain, count_delivered, run_rows
 
 _HELD = 8  # entries of a thread, in registers
 # Wide words of a thread, in registers, and the entries in them.
@@ -262,21 +262,6 @@ def put_back_by(strict, order, values, flags, out):
         e += cuda.gridsize(1)
 
 
-@kernel
-def count_nonzeros(x, counts):
-    """Add up the nonzeros of each row, by several blocks a row."""
-    room = cuda.shared.array(0, float64)
-    rows, n = x.shape
-    each = cuda.gridDim.x // rows
-    r, first = cuda.blockIdx.x // each, cuda.blockIdx.x % each * cuda.blockDim.x
-    count = 0
-    for i in range(first + cuda.threadIdx.x, n, each * cuda.blockDim.x):
-        count += 1 if x[r, i] != 0 else 0
-    total, _, _ = block.sum_three(room, float64(count), 0.0, 0.0)
-    if cuda.threadIdx.x == 0:
-        cuda.atomic.add(counts, r, int64(total))
-
-
 # --- launches --------------------------------------------------------------------------------
 
 
@@ -427,15 +412,8 @@ def project(x, level, radius, given, inner, feasible, out, overwrite_x, check_fi
         if not full_output:
             return result
         if z.size:
-            arrays.fill(home, nonzeros, 0)
-            rows = arrays.read(home, result, None, s.work, (s.number, z.size // s.number))
-            threads = threads_for(z.size // s.number, 8)
-            each = min(-(-rows.size // (8 * threads * s.number)), max((1 << 12) // s.number, 1))
             counts = home.view(nonzeros, (s.number,), (8,))
-            launch(
-                count_nonzeros, home, s.number * each, threads, rows, counts,
-                shared=8 * engine.ROOM * threads,
-            )  # fmt: skip
+            count_delivered(home, result, None, s, counts)
             radii = radii.reshape(s.number, parts.number)
         return result, partition.info_of(
             s, parts, report, bounds, radii if z.size else None, nonzeros

@@ -33,6 +33,7 @@ from .device import (
     overload,
     threads_for,
 )
+from .projections import count_delivered
 
 _PIECE = 64 if SIMULATED else 8192  # entries of a vector for one block, at least
 _MOST_PIECES = 512  # of a vector
@@ -392,6 +393,11 @@ def project(slices, x, several, sparseness, out, overwrite_x, check_finite, full
         result = results if several else results[0]
         if not full_output:
             return result
+        first = 0
+        for s, one in zip(slices, results, strict=True):
+            if s.size and s.dtype in arrays.NARROW:
+                count_delivered(home, one, s.axis, s, counts[first : first + s.number])
+            first += s.number
         return result, _info(home, total, table, whole, told, threshold, nonzeros)
 
 

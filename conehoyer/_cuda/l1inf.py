@@ -24,7 +24,7 @@ from .device import (
     threads_for,
 )
 from .partition import group_of
-from .projections import complain
+from .projections import complain, count_delivered
 
 _LARGE_FROM = 128 if SIMULATED else 1 << 17  # entries of a matrix that all blocks share
 _EACH = 32 if SIMULATED else 8  # entries of a thread
@@ -403,6 +403,8 @@ def project(x, radius, given, most, out, overwrite_x, check_finite, full_output)
         result = arrays.deliver(home, goal, None, s.dtype)
         if not full_output:
             return result
+        if z.size and s.dtype in arrays.NARROW:
+            count_delivered(home, result, None, s, counts)
         return result, partition.info_of(s, parts, report, bounds, flat_bounds, nonzeros)
 
 

@@ -2,12 +2,14 @@
 
 import math
 
+from numba import float64, int64
+
 from .. import _math as m
 from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
 from . import arrays, block, engine, held, wide
 from .arrays import Parameter
-from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, launch, threads_for
+from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, cuda, kernel, launch, threads_for
 
 _MOST_BLOCKS = 2048
 _MOST_ROWS = 1 << 20  # blocks that do a row each
@@ -18,6 +20,33 @@ _PARAMETER = {m.CAI: "level", m.HOYER: "sparseness", m.L1: "radius", m.SIMPLEX: 
 _ENGINE = engine.project_rows, engine.project_long
 OWN_NORM = Parameter(-1.0, None, -math.inf, math.inf)
 _NO_REST = Parameter(0.0, None, -math.inf, math.inf)
+
+
+@kernel
+def count_nonzeros(x, counts):
+    """Add up the nonzeros of each row, by several blocks a row."""
+    room = cuda.shared.array(0, float64)
+    rows, n = x.shape
+    each = cuda.gridDim.x // rows
+    r, first = cuda.blockIdx.x // each, cuda.blockIdx.x % each * cuda.blockDim.x
+    count = 0
+    for i in range(first + cuda.threadIdx.x, n, each * cuda.blockDim.x):
+        count += 1 if x[r, i] != 0 else 0
+    total, _, _ = block.sum_three(room, float64(count), 0.0, 0.0)
+    if cuda.threadIdx.x == 0:
+        cuda.atomic.add(counts, r, int64(total))
+
+
+def count_delivered(home, result, axis, s, counts):
+    """How many nonzeros each slice of a result has, also where 16 bits have made some zero."""
+    rows = arrays.read(home, result, axis, s.work, (s.number, s.size // max(s.number, 1)))
+    threads = threads_for(rows.shape[1], 8)
+    each = min(-(-rows.size // (8 * threads * s.number)), max((1 << 12) // s.number, 1))
+    arrays.fill(home, counts, 0)
+    launch(
+        count_nonzeros, home, s.number * each, threads, rows, counts,
+        shared=8 * engine.ROOM * threads,
+    )  # fmt: skip
 
 
 def project(
@@ -48,7 +77,12 @@ def project(
         result = arrays.deliver(home, goal, s.axis, s.dtype)
         if check_finite:
             complain(home, flags, s.number, levels, _PARAMETER[kind])
-        return (result, _info(s, report)) if full_output else result
+        if not full_output:
+            return result
+        info = _info(s, report)
+        if z.size and s.dtype in arrays.NARROW:
+            count_delivered(home, result, s.axis, s, home.view(info.nnz, (s.number,), (8,)))
+        return result, info
 
 
 def run_rows(

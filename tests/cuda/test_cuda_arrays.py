@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import conehoyer as ch
 from conehoyer import _dispatch
 from conehoyer._cuda import arrays
 from conehoyer._cuda.device import extent, home_of, launch_each
@@ -68,3 +69,28 @@ def test_extent(to_gpu):
     assert extent(home, device[1:, ::2]) == (first + 40, last)
     first_empty, last_empty = extent(home, device[:0])
     assert first_empty == last_empty
+
+
+UNIT = 2.0**-24  # the least float16 above 0
+
+
+@pytest.mark.parametrize(
+    "project",
+    [
+        lambda y: ch.project_l1_ball(y, [100.0 * UNIT, 107.0 * UNIT], full_output=True),
+        lambda y: ch.project_cai(y, [8.9, 12.2], full_output=True),
+        lambda y: ch.project_bilevel(y, 4.7, groups=(1, 4), full_output=True),
+        lambda y: ch.project_l1inf_ball(y, 40.3 * UNIT, full_output=True),
+        lambda y: ch.project_gsp(y, 0.42, full_output=True),
+    ],
+    ids=["ball", "cai", "bilevel", "l1inf", "gsp"],
+)
+def test_what_16_bits_round_to_zero_is_no_nonzero(project, to_gpu, to_host):
+    rng = np.random.default_rng(0)
+    y = (rng.permuted(np.tile(np.arange(-11.0, 13.0), (2, 1)), axis=1) * UNIT).astype(np.float16)
+    x, info = project(to_gpu(y))
+    before, _ = project(y.astype(np.float32))
+    axis = None if np.ndim(to_host(info.nnz)) == 0 else 1
+    kept = np.count_nonzero(to_host(x), axis=axis)
+    np.testing.assert_array_equal(to_host(info.nnz), kept)
+    assert np.any(kept < np.count_nonzero(before, axis=axis))  # some were

@@ -2,7 +2,7 @@
 
 from numba import types
 
-from conehoyer._cuda import bilevel, groups
+from conehoyer._cuda import bilevel, groups, projections
 
 from .engine import BOOL, FLOAT, INT, array
 
@@ -41,4 +41,4 @@ def signatures(t):
     yield bilevel.shrink, (BOOL, FLOAT, integers, vector, flags, rows, rows)
     yield bilevel.put_back, (BOOL, INT, INT, INT, integers, rows, flags, matrices)
     yield bilevel.put_back_by, (BOOL, integers, rows, flags, rows)
-    yield bilevel.count_nonzeros, (rows, integers)
+    yield projections.count_nonzeros, (rows, integers)
