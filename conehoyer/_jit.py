@@ -3,7 +3,9 @@
 Numba keys its disk cache by a function's own file, signature and CPU, but neither by
 the options nor by the helpers in other files: an edited helper would give the old
 answer.  Therefore the qualified name of every kernel carries a digest of the kernel
-sources and of the options.  Nor does it expect several processes that compile at once.
+sources and of the options.  Where and when these were installed is then of no matter: in a
+folder named by NUMBA_CACHE_DIR, installations of the same sources share what is compiled.
+Nor does Numba expect several processes that compile at once.
 """
 
 import hashlib
@@ -14,18 +16,20 @@ from functools import cache, partial
 from pathlib import Path
 
 import numba
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 
+_ROOT = Path(__file__).parent
+# There are none in an archive, where nobody edits them.
+_SOURCES = sorted((*_ROOT.glob("_jit.py"), *_ROOT.glob("*_math.py"), *_ROOT.glob("_cpu/*.py")))
+
+
 @cache
 def _sources_digest() -> str:
-    root = Path(__file__).parent
     digest = hashlib.sha256(os.environ.get("CONEHOYER_SIMD", "").encode())
-    # There are none in an archive, where nobody edits them.
-    sources = *root.glob("_jit.py"), *root.glob("*_math.py"), *(root / "_cpu").glob("*.py")
-    for path in sorted(sources):
+    for path in _SOURCES:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -57,6 +61,18 @@ class _CacheFile(IndexDataCacheFile):
         self._save_index(overloads)  # of two at once the last wins: the other compiles again
 
 
+def _share(store, function):
+    """Let the store of a kernel serve other processes and other installations as well."""
+    locator = store._impl.locator
+    stamp = locator.get_source_stamp()
+    if Path(function.__code__.co_filename) in _SOURCES:
+        stamp = _sources_digest()
+        if isinstance(locator, UserProvidedCacheLocator):
+            locator._cache_path = os.path.join(numba.config.CACHE_DIR, f"conehoyer_{stamp[:12]}")
+    store._cache_path = locator.get_cache_path()
+    store._cache_file = _CacheFile(store._cache_path, store._impl.filename_base, stamp)
+
+
 def kernel(function=None, **options):
     """Compile on first call, release the GIL, cache on disk where that is possible."""
     if function is None:
@@ -67,7 +83,7 @@ def kernel(function=None, **options):
     dispatcher = numba.njit(**options)(function)
     try:
         dispatcher.enable_caching()
-        dispatcher._cache._cache_file.__class__ = _CacheFile
+        _share(dispatcher._cache, function)
     except RuntimeError:  # no locator: a read-only install
         warn_no_cache()
     return dispatcher

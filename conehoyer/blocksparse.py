@@ -1180,9 +1180,9 @@ def best_block_shape(
     --------
     >>> import numpy as np
     >>> from conehoyer.blocksparse import best_block_shape
-    >>> w = np.kron(np.random.default_rng(0).random((32, 32)) < 0.1, np.ones((8, 8)))
-    >>> best_block_shape(w, [(1, 1), (8, 8), (256, 256)], 64)
-    (8, 8)
+    >>> w = np.kron(np.random.default_rng(0).random((16, 16)) < 0.1, np.ones((64, 64)))
+    >>> best_block_shape(w, [(1, 1), (64, 64), (1024, 1024)], 64)
+    (64, 64)
     """
     w = _matrix(w)
     if not np.iterable(shapes):
@@ -1225,10 +1225,13 @@ def _cost(shape, size, dtype, n_cols) -> tuple[float, float]:
     """Seconds for a row of blocks, and for a block."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((size[1], n_cols)).astype(dtype)
+    grid = -(-size[0] // shape[0]), -(-size[1] // shape[1])
+    number = grid[0] * grid[1]
+    few = number // 10
     points = []
-    for density in (0.1, 0.4):
-        grid = -(-size[0] // shape[0]), -(-size[1] // shape[1])
-        pattern = BlockPattern(rng.random(grid) < density, shape, size)
+    for count in (few, max(4 * number // 10, few + 1)):  # of one block none, and one
+        kept = rng.permutation(number) < count
+        pattern = BlockPattern(kept.reshape(grid), shape, size)
         blocks = np.ones((pattern.n_blocks, *shape), dtype)
         bs = BlockSparse._from_blocks(pattern, blocks)
         out = bs @ x

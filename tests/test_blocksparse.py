@@ -463,6 +463,17 @@ def test_best_block_shape():
         blocksparse.best_block_shape(w, shapes, 1.5)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (32, 32), (512, 256), (1024, 1024), (5000, 3)], ids=str)
+def test_the_costs_of_a_shape_come_from_two_products(shape, monkeypatch):
+    """Also where the matrix is one block."""
+    monkeypatch.setattr(
+        blocksparse, "_quickest", lambda product: 2.0 + 3.0 * product.func.__self__.n_blocks
+    )
+    per_row, per_block = blocksparse._cost.__wrapped__(shape, (1024, 600), "float32", 3)
+    assert per_block == pytest.approx(3.0)
+    assert per_row == pytest.approx(2.0 / -(-1024 // shape[0]))
+
+
 def test_best_block_shape_adds_up_what_is_measured(monkeypatch):
     """Rows of blocks and blocks cost what they are said to; the least sum wins."""
     seconds = {(1, 1): (1.0, 0.5), (2, 4): (2.0, 3.0), (4, 2): (2.0, 3.0), (8, 8): (9.0, 20.0)}

@@ -283,6 +283,18 @@ def test_a_fresh_cache_is_filled_and_then_used(tmp_path):
     assert {f: f.stat().st_mtime_ns for f in cache_files(tmp_path, "nbc")} == files
 
 
+def test_installations_of_the_same_sources_share_a_given_cache(tmp_path):
+    """Wherever and whenever they were made: as on a server that checks a project out anew."""
+    cache, roots = tmp_path / "cache", [copy_package(tmp_path / name) for name in "ab"]
+    for path in roots[1].rglob("*.py"):
+        os.utime(path, ns=(0, 0))
+    assert score(roots[0], NUMBA_CACHE_DIR=str(cache)) == 40.0
+    files = {f: f.stat().st_mtime_ns for f in cache_files(cache, "nbc")}
+    assert files
+    assert score(roots[1], NUMBA_CACHE_DIR=str(cache)) == 40.0
+    assert {f: f.stat().st_mtime_ns for f in cache_files(cache, "nbc")} == files
+
+
 def test_processes_that_compile_at_once_take_different_files(tmp_path):
     """Each writes as if it were alone: what one has compiled must not get the other's name."""
     names = []
