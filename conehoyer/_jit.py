@@ -68,7 +68,9 @@ def _share(store, function):
     if Path(function.__code__.co_filename) in _SOURCES:
         stamp = _sources_digest()
         if isinstance(locator, UserProvidedCacheLocator):
-            locator._cache_path = os.path.join(numba.config.CACHE_DIR, f"conehoyer_{stamp[:12]}")
+            # Of two versions of Numba, each forgets what the other has written.
+            name = f"conehoyer_{stamp[:12]}_numba_{numba.__version__}"
+            locator._cache_path = os.path.join(numba.config.CACHE_DIR, name)
     store._cache_path = locator.get_cache_path()
     store._cache_file = _CacheFile(store._cache_path, store._impl.filename_base, stamp)
 
