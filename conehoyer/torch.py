@@ -75,6 +75,8 @@ def _check(t, name):
     """Raise unless the data can be taken."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} must be a tensor as the others are, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(f"{name} must not be a nested tensor: pass its tensors one by one")
     if t.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {t.layout}: pass {name}.to_dense()")
     if t.device.type not in ("cpu", "cuda"):
@@ -93,6 +95,7 @@ def _goals(out, several, count):
     for t in goals:
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"out must be a tensor as x is, got {type(t).__name__}")
+        _check(t, "out")
         if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
             raise ValueError("out must not be an expanded tensor: its entries share memory")
         if t.is_neg():  # NumPy would write the values with the wrong sign

@@ -704,6 +704,19 @@ def test_other_errors():
         ch.nmf_hals(x, 1, callback=3)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    for name, call in (
+        ("x", lambda: ch.project_cai(nested, 2.0)),
+        ("x", lambda: ch.hoyer_score(nested)),
+        ("out", lambda: ch.project_cai(torch.ones(2, 3), 2.0, out=nested)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must not be a nested tensor"):
+            call()
+
+
 def test_values_without_a_check():
     x = leaf([[1.0, torch.nan], [3.0, 1.0]])
     z = ch.project_cai(x, 1.0, check_finite=False)
