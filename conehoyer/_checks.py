@@ -20,6 +20,7 @@ except ImportError:  # NumPy < 2
 
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
+MOST = 1 << 40  # more entries side by side than there is memory for
 _SMALL = 1 << 16  # entries: NumPy takes longer to begin than to copy them
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
 SLACK = {"float64": 1e-14, "float32": 1e-6}
@@ -350,6 +351,19 @@ def _number(value, name, low, high, what):
         number = math.inf if value > 0 else -math.inf
     if not low <= number <= high:
         raise ValueError(f"{name} must be {what}, got {value!r}")
+    return number
+
+
+def integer(value, name, least, most=math.inf) -> int:
+    """An integer, checked for its range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most}, got {number}")
     return number
 
 

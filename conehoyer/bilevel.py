@@ -581,27 +581,23 @@ def level_for_groups(
         if not read.size:
             levels[b] = max(parts.number, 1)
             continue
-        norms = _finite_norms(read[b], parts, norm, 1)
+        norms, _ = _groups.norms(read[b], parts, norm, 1)
+        if not np.isfinite(norms).all():
+            raise ValueError("x must be finite, got NaN or inf")
         levels[b] = levels_of_rows(norms[None], counts[b : b + 1], data.slack)[0]
     return levels.reshape(batch)[()]
 
 
-def _finite_norms(z, parts, inner, workers):
-    norms, _ = _groups.norms(z, parts, inner, workers)
-    if not np.isfinite(norms).all():
-        raise ValueError("x must be finite, got NaN or inf")
-    return norms
-
-
 def largest_groups(x, count, groups, inner, workers):
-    """Mask of the entries in the `count` groups of each matrix that have the largest norms."""
+    """Mask of the entries in the `count` groups of a finite matrix that have the largest norms."""
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
     workers = resolve_workers(workers)
     kept = []
     for z in parts.seen(_groups.source(data)):
-        norms = _groups.to_caller(_finite_norms(z, parts, norm, workers), parts, data)
+        norms, _ = _groups.norms(z, parts, norm, workers)
+        norms = _groups.to_caller(norms, parts, data)
         largest = np.zeros(norms.size, bool)
         largest[np.argsort(-norms, axis=None, kind="stable")[:count]] = True
         kept.append(largest.reshape(norms.shape))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import as_array, result_dtype
+from ._checks import MOST, as_array, integer, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._threads import resolve_workers, run_split
@@ -45,7 +45,6 @@ __all__ = [
 
 _PARALLEL_FROM = 1 << 23  # multiplications below which one thread is faster
 _PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
-_MOST = 1 << 40  # more entries side by side than there is memory for
 _KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -57,8 +56,8 @@ def _sides(value, name, least) -> tuple[int, int]:
         raise TypeError(f"{name} must be two integers, got {value!r}") from None
     if min(height, width) < least:
         raise ValueError(f"the sides of {name} must be >= {least}, got {value!r}")
-    if max(height, width) > _MOST:
-        raise ValueError(f"the sides of {name} must be <= {_MOST}, got {value!r}")
+    if max(height, width) > MOST:
+        raise ValueError(f"the sides of {name} must be <= {MOST}, got {value!r}")
     return height, width
 
 
@@ -1190,12 +1189,7 @@ def best_block_shape(
     shapes = [_block_shape(shape) for shape in shapes]
     if not shapes:
         raise ValueError("shapes must name at least one block shape")
-    try:
-        n_cols = operator.index(n_cols)
-    except TypeError:
-        raise TypeError(f"n_cols must be an integer, got {n_cols!r}") from None
-    if n_cols < 1:
-        raise ValueError(f"n_cols must be >= 1, got {n_cols}")
+    n_cols = integer(n_cols, "n_cols", 1)
     size = tuple(min(max(side, 512), 1024) for side in w.shape)  # small ones are all overhead
     costs = []
     for shape in shapes:

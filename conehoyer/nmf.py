@@ -1,7 +1,6 @@
 """Nonnegative matrix factorisation by hierarchical alternating least squares."""
 
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,6 @@ _BLOCK_ENTRIES = 1 << 18  # of the residual that are formed at a time
 _GRAM_FROM = 1e-6  # smallest (error/‖X‖)² left to the Gram formula, which is good to 1e-15
 _ANCHOR_LOST = 1e-4  # the squared error is computed anew when it has shrunk by this factor
 _LARGE = 32  # powers of two within which squares and products are safe in float32
-_MOST_COMPONENTS = 1 << 40  # more than there is memory for
 _FAR = 80  # powers of two between the squared lengths of a component's sides that are balanced
 _MOST_SWEEPS = 1e6
 _CANDIDATES = 32  # rows looked at for a new component
@@ -257,8 +255,8 @@ def nmf_hals(
     >>> code.W.shape, code.H is result.H
     ((5, 3), False)
     """
-    rank = _integer(rank, "rank", 1, _MOST_COMPONENTS)
-    max_iter = _integer(max_iter, "max_iter", 0)
+    rank = _checks.integer(rank, "rank", 1, _checks.MOST)
+    max_iter = _checks.integer(max_iter, "max_iter", 0)
     tol = _number(tol, "tol")
     alpha = _number(alpha, "alpha")
     epsilon = _number(epsilon, "epsilon")
@@ -286,18 +284,6 @@ def _on_gpu():
 
 
 # --- arguments -----------------------------------------------------------------------
-
-
-def _integer(value, name, least, most=math.inf):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
-    return value
 
 
 def _generator(rng):

@@ -3,7 +3,6 @@
 import bisect
 import contextlib
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
 from typing import Any, NamedTuple
@@ -675,17 +674,6 @@ def _number(value, name, low=0.0, high=math.inf, what="finite and >= 0"):
     return number
 
 
-def _integer(value, name):
-    """A positive integer."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return number
-
-
 def _pair(value, name):
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError(f"{name} must be a pair, got {value!r}")
@@ -701,10 +689,12 @@ def _checked(group) -> _Checked:
     # The least eps that is a normal number in float32: 0/0 would be NaN.
     eps = _number(group["eps"], "eps", 2.0**-126, what=f"finite and >= {2.0**-126:.3g}")
     weight_decay = _number(group["weight_decay"], "weight_decay")
-    height, width = (_integer(side, "groups") for side in _pair(group["groups"], "groups"))
+    height, width = (
+        _checks.integer(side, "groups", 1) for side in _pair(group["groups"], "groups")
+    )
     every = group["reweight_every"]
     if every is not None:
-        every = _integer(every, "reweight_every")
+        every = _checks.integer(every, "reweight_every", 1)
     reweight_eps = _number(
         group["reweight_eps"], "reweight_eps", 2.0**-126, what=f"finite and >= {2.0**-126:.3g}"
     )
@@ -723,7 +713,7 @@ def _checked(group) -> _Checked:
                 )
     return _Checked(
         lr, (beta1, beta2), eps, weight_decay, l1, (height, width), every, reweight_eps,
-        constraint, _integer(group["constraint_every"], "constraint_every"),
+        constraint, _checks.integer(group["constraint_every"], "constraint_every", 1),
     )  # fmt: skip
 
 
@@ -774,7 +764,7 @@ def _loaded_state(saved, p, blocks, place):
                 f"{shape}, got {got}"
             )
         result.append(np.array(array, order="C"))
-    return _State(_integer(step, f"state_dict: step of parameter {place}"), *result)
+    return _State(_checks.integer(step, f"state_dict: step of parameter {place}", 1), *result)
 
 
 # --- the rest --------------------------------------------------------------------------------

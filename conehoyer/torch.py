@@ -93,8 +93,6 @@ def _goals(out, several, count):
     if len(goals) != count:
         raise ValueError(f"out must have as many tensors as x, {count}, got {len(goals)}")
     for t in goals:
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"out must be a tensor as x is, got {type(t).__name__}")
         _check(t, "out")
         if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
             raise ValueError("out must not be an expanded tensor: its entries share memory")

@@ -529,9 +529,10 @@ def test_tiny_entries_beside_a_large_negative_one(n, dtype):
 @pytest.mark.parametrize("scale", [1e-120, 1e-200, 1e-300])
 def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n):
     y = scale * make("gaussian", n)
-    x, info = ch.project_l1_ball(y, 1e300, full_output=True)
-    np.testing.assert_array_equal(x, y)
-    assert abs(info.level / math.fsum(np.abs(y)) - 1) <= 1e-13
+    for nonneg, expected in ((False, y), (True, np.maximum(y, 0))):
+        x, info = ch.project_l1_ball(y, 1e300, nonneg=nonneg, full_output=True)
+        np.testing.assert_array_equal(x, expected)
+        assert abs(info.level / math.fsum(np.abs(expected)) - 1) <= 1e-13
 
 
 def test_what_no_scale_can_hold_is_reported():

@@ -1140,7 +1140,7 @@ def _write_scaled(job, kind, absolute, p, rest, z, scaled, shift, back, out, par
     if kind <= m.SIMPLEX:
         row[REACHED] = math.ldexp(row[REACHED], -shift)
         if job.state.status == m.FEASIBLE:  # beside a large radius nothing may have been left
-            _, row[REACHED], _ = passes.sums(z, absolute, 0.0, -math.inf)
+            _, row[REACHED], _ = passes.sums(z, absolute, 0.0, 0.0)
 
 
 @kernel

@@ -61,10 +61,8 @@ def settle(
         unit = unit_of(tops[r], inner == L2) if scaled else 1.0
         if reported:
             radii[e] = value / unit
-            norm_reached = min(value, norm)
-            if outer == m.CAI:
-                norm_reached = math.ldexp(norm_reached, -int(math.frexp(v_max[r])[1]))
-            reached[e] = norm_reached
+            shift = -int(math.frexp(v_max[r])[1]) if outer == m.CAI else 0
+            reached[e] = math.ldexp(min(value, norm), shift)
         if status == m.NONFINITE:
             u[e] = math.nan
         elif inner == L2:
@@ -311,16 +309,17 @@ class _Job:
             u.reshape(batch, number), info, self.flags,
         )  # fmt: skip
         v_max = u_max = dummy
-        if feasible or radii is not dummy:
+        reported = radii is not dummy
+        if feasible or (reported and outer == m.CAI):
             v_max = groups.fold_rows(home, self.norms, batch, LINF)
         if feasible:
             u_max = groups.fold_rows(home, u, batch, LINF)
-        reached = dummy if radii is dummy else groups.vector(home, u.size)
+        reached = groups.vector(home, u.size) if reported else dummy
         launch_each(
-            settle, home, u.size, outer, self.inner, feasible, self.scaled,
-            radii is not dummy, tops, v_max, u_max, self.norms, u, info, radii, reached,
+            settle, home, u.size, outer, self.inner, feasible, self.scaled, reported, tops,
+            v_max, u_max, self.norms, u, info, radii, reached,
         )  # fmt: skip
-        if radii is not dummy:
+        if reported:
             sums = groups.fold_rows(home, reached, batch, L1)
             squares = groups.fold_rows(home, reached, batch, L2)
             launch_each(

@@ -38,8 +38,8 @@ def count_nonzeros(x, counts):
 
 
 def count_delivered(home, result, axis, s, counts):
-    """How many nonzeros each slice of a result has, also where 16 bits have made some zero."""
-    rows = arrays.read(home, result, axis, s.work, (s.number, s.size // max(s.number, 1)))
+    """Set `counts` to the nonzeros of each slice of a result, of which 16 bits may lose some."""
+    rows = arrays.read(home, result, axis, s.work, (s.number, s.size // s.number))
     threads = threads_for(rows.shape[1], 8)
     each = min(-(-rows.size // (8 * threads * s.number)), max((1 << 12) // s.number, 1))
     arrays.fill(home, counts, 0)

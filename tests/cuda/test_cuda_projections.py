@@ -550,3 +550,22 @@ def test_a_sample_that_misleads(project, to_gpu, to_host):
         expected = getattr(oracle, project.__name__)(y, parameter)
         assert error(to_host(x), expected) <= 1e-12
         assert to_host(info.converged)
+
+
+@pytest.mark.parametrize("n", [6, 300])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_zeros_that_become_nonzero_keep_their_sign(dtype, n, to_gpu, to_host):
+    y = np.tile(np.array([3, 2, -0.0, 0, 1, -2], dtype), n // 6)
+    x = to_host(ch.project_hoyer(to_gpu(y), sparseness=0.05))
+    assert np.all(x != 0)
+    np.testing.assert_array_equal(np.signbit(x), np.signbit(y))
+
+
+@pytest.mark.parametrize("n", [6, 300])
+@pytest.mark.parametrize("scale", [1e-120, 1e-200, 1e-300])
+def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n, to_gpu, to_host):
+    y = scale * np.random.default_rng(0).standard_normal(n)
+    for nonneg, expected in ((False, y), (True, np.maximum(y, 0))):
+        x, info = ch.project_l1_ball(to_gpu(y), 1e300, nonneg=nonneg, full_output=True)
+        np.testing.assert_array_equal(to_host(x), expected)
+        assert abs(to_host(info.level) / np.abs(expected).sum() - 1) <= 1e-13
