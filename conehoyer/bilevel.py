@@ -268,8 +268,8 @@ class _Bilevel:
         if done:
             room = np.empty((2, parts.number), _groups.dtype_of_norms(z, parts, self.inner))
             done = kernels.project(
-                z, self.inner, *parts.layout, parts.order, room, self.kind, bound, self.feasible,
-                self.slack, out, radii, info,
+                engine.address_of_rows(room.dtype), z, self.inner, *parts.layout, parts.order, room,
+                self.kind, bound, self.feasible, self.slack, out, radii, info,
             )  # fmt: skip
         if not done:
             self._run_in_steps(z, bound, out, radii, info, workers)
@@ -310,8 +310,9 @@ class _Bilevel:
         """Project each group of `unit` times z onto the l1 ball of its radius."""
         values, starts, order = _groups.gathered(z, self.parts)
         values = values.astype(np.float64) * unit
+        rows = engine.address_of_rows(values.dtype)
         run_split(
-            lambda i, j: kernels.shrink(values, starts, radii, norms, self.slack, i, j),
+            lambda i, j: kernels.shrink(rows, values, starts, radii, norms, self.slack, i, j),
             self.parts.number, workers,
         )  # fmt: skip
         _groups.scattered(values / unit, order, self.parts, out)

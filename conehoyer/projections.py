@@ -624,7 +624,8 @@ def _project_across(
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.columns_at_once(z, workers)
     panels = count * -(-columns // width)
-    given = kind, absolute, s.slack, check_finite, z, target, table, width
+    rows = engine.address_of_rows(z.dtype)
+    given = rows, kind, absolute, s.slack, check_finite, z, target, table, width
     run_split(partial(across.project_columns, *given), panels, workers)
     if table[:, STATUS].max() >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite)

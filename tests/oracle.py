@@ -40,13 +40,13 @@ def norms(x):
 
 
 def cai_score(x):
-    x = np.asarray(x).ravel().astype(LD)
+    x = np.asarray(x).ravel().astype(LD, copy=False)
     q = np.sum(x * x)
     return np.sum(x) ** 2 / q if q > 0 else LD(0)
 
 
 def hoyer_score(x):
-    return cai_score(np.abs(np.asarray(x).ravel().astype(LD)))
+    return cai_score(np.abs(np.asarray(x).ravel().astype(LD, copy=False)))
 
 
 def hoyer_sparseness(x):
@@ -85,6 +85,17 @@ def level_and_low(s, n):
 # soft thresholds
 
 
+_sorted = [np.empty(0, LD)] * 3
+
+
+def _in_order(gaps):
+    """The gaps sorted, and the distinct ones; kept, since tests ask more than once about an array."""
+    if not np.array_equal(_sorted[0], gaps):
+        ordered = np.sort(gaps)
+        _sorted[:] = gaps, ordered, ordered[np.append(True, np.diff(ordered) > 0)]
+    return _sorted[1:]
+
+
 def _soft(values, enough, theta_on):
     """Cut ``values`` where a growing constraint is met.
 
@@ -95,8 +106,7 @@ def _soft(values, enough, theta_on):
     values = np.asarray(values).ravel().astype(LD)
     top = values.max()
     gaps = top - values
-    ordered = np.sort(gaps)
-    levels = ordered[np.append(True, np.diff(ordered) > 0)]  # distinct, levels[0] == 0
+    ordered, levels = _in_order(gaps)  # levels[0] == 0
     lo, hi = 0, levels.size  # levels[lo] belongs to the support, levels[hi] does not
     while hi - lo > 1:
         mid = (lo + hi) // 2

@@ -63,6 +63,17 @@ def blocks_of(shape, groups):
                 yield (*lead, i // r, j // c), (*lead, slice(i, i + r), slice(j, j + c))
 
 
+def norms(w, groups):
+    """At each entry the norm of its block."""
+    if w.ndim < 2 or w.size == 0:
+        return np.abs(w)
+    total = w * w
+    for axis, side in zip((-2, -1), groups, strict=True):
+        total = np.add.reduceat(total, np.arange(0, w.shape[axis], side), axis)
+        total = np.repeat(total, side, axis).take(range(w.shape[axis]), axis)
+    return np.sqrt(total)
+
+
 class Reference:
     """One parameter, in long double, as the formulas stand on paper."""
 
@@ -74,7 +85,7 @@ class Reference:
         self.lr, self.betas, self.eps, self.decay = lr, betas, eps, weight_decay
         self.l1, self.groups = l1, groups
         self.every, self.small, self.mask = reweight_every, reweight_eps, mask
-        self.gamma = {name: np.longdouble(1) for name, _ in blocks_of(self.w.shape, groups)}
+        self.gamma = np.ones_like(self.w)
 
     def step(self, g):
         g = np.asarray(g, np.longdouble)
@@ -88,13 +99,11 @@ class Reference:
         if self.mask is not None:
             for array in (self.w, self.m, self.v):
                 array[~self.mask] = 0
-        for name, block in blocks_of(self.w.shape, self.groups):
-            norm = np.sqrt(np.sum(self.w[block] ** 2))
-            t = self.lr * self.l1 * self.gamma[name]
-            self.w[block] *= max(1 - t / norm, 0) if norm > 0 else 0
+        size = norms(self.w, self.groups)
+        shrunk = np.maximum(1 - self.lr * self.l1 * self.gamma / np.where(size > 0, size, 1), 0)
+        self.w = np.asarray(self.w * np.where(size > 0, shrunk, 0))
         if self.every and self.t % self.every == 0:
-            for name, block in blocks_of(self.w.shape, self.groups):
-                self.gamma[name] = 1 / (np.sqrt(np.sum(self.w[block] ** 2)) + self.small)
+            self.gamma = 1 / (norms(self.w, self.groups) + self.small)
 
 
 def close(dtype, scale=1.0):

@@ -50,10 +50,11 @@ def transpose_each(x, out):
 
 
 @kernel
-def project_columns(kind, absolute, tol, strict, x, out, table, width, first, last):
+def project_columns(rows, kind, absolute, tol, strict, x, out, table, width, first, last):
     """Project the columns of each matrix of x into out: panels first..last−1 of `width` columns.
 
-    `out` may be `x`.  `table` has a row for each column; for the rest see `engine.project_rows`.
+    `out` may be `x`.  `table` has a row for each column; for the rest see `engine.project_rows`,
+    which lies at the address `rows`.
     """
     n, columns = x.shape[1], x.shape[2]
     panels = (columns + width - 1) // width
@@ -65,9 +66,10 @@ def project_columns(kind, absolute, tol, strict, x, out, table, width, first, la
         place = k // panels * n * columns + column
         row = k // panels * columns + column
         transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
-        engine.project_rows(
-            kind, absolute, tol, strict, NO, panel, panel, table[row : row + count], NONE, count
-        )
+        engine.rows_at(
+            rows, kind, absolute, tol, strict, NO, panel, panel, table[row : row + count],
+            NONE, count,
+        )  # fmt: skip
         for r in range(row, row + count):
             if strict and table[r, STATUS] == m.NONFINITE:
                 return

@@ -20,9 +20,13 @@ passes.
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
+import numba
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 from .. import _math as m
 from .._jit import entry, helper, kernel
@@ -1247,6 +1251,47 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
     if past:
         simd.drain()
     keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))
+
+
+# --- the same from other kernels ---------------------------------------------------------------
+
+# Numba puts whatever a kernel calls into it, and compiles it once more.  That of `project_rows`
+# takes ten seconds, so the kernels below and elsewhere call the one that there is, by its address.
+
+
+def _types_of_rows(dtype):
+    x, table = types.Array(dtype, 2, "C"), types.Array(types.float64, 2, "C")
+    flag, number = types.boolean, types.int64
+    return number, flag, types.float64, flag, flag, x, x, table, number, number
+
+
+@cache
+def address_of_rows(dtype):
+    """Where `project_rows` for arrays of this dtype lies, for `rows_at`."""
+    given = _types_of_rows(numba.from_dtype(dtype))
+    project_rows.compile(given)
+    compiled = project_rows.overloads[given]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
+@intrinsic
+def rows_at(typingctx, address, kind, absolute, tol, strict, whole, x, out, table, first, last):
+    """`project_rows`, which lies at the address that `address_of_rows` gave for x.dtype."""
+    given = _types_of_rows(x.dtype)
+
+    def codegen(context, builder, signature, args):
+        convention = context.call_conv
+        kind_of_call = convention.get_function_type(types.none, given)
+        function = builder.inttoptr(args[0], kind_of_call.as_pointer())
+        status, _ = convention.call_function(builder, function, types.none, given, args[1:])
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, *given), codegen
+
+
+# --- by several threads ------------------------------------------------------------------------
 
 
 @helper

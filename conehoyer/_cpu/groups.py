@@ -741,8 +741,11 @@ def in_range(top, x):
 
 
 @kernel
-def shrink(values, starts, radii, norms, tol, first, last):
-    """Project the groups first..last−1, which lie one after the other, onto l1 balls."""
+def shrink(rows, values, starts, radii, norms, tol, first, last):
+    """Project the groups first..last−1, which lie one after the other, onto l1 balls.
+
+    `rows` is the address of `engine.project_rows`.
+    """
     table = np.empty((1, LOG))
     for g in range(first, last):
         part = values[starts[g] : starts[g + 1]]
@@ -751,7 +754,7 @@ def shrink(values, starts, radii, norms, tol, first, last):
         elif radii[g] < norms[g]:
             table[0, WANTED] = radii[g]
             row = part.reshape(1, part.size)
-            engine.project_rows(m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
+            engine.rows_at(rows, m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
 
 
 # --- one matrix ----------------------------------------------------------------------------
@@ -874,13 +877,14 @@ def settle(norms, u, outer, feasible, order, radii, info):
 
 @kernel
 def project(
-    x, inner, kind, height, width, labels, order, room, outer, bound, feasible, tol, out, radii,
-    info,
+    rows, x, inner, kind, height, width, labels, order, room, outer, bound, feasible, tol, out,
+    radii, info,
 ):  # fmt: skip
     """The whole projection by one thread; linf and l2.  False where the norms need another unit.
 
-    `room` has two rows of as many entries as there are groups: Numba would take them page by
-    page where they are large.  For `order`, `radii` and `info` see `settle`.
+    `rows` is the address of `engine.project_rows`.  `room` has two rows of as many entries as
+    there are groups: Numba would take them page by page where they are large.  For `order`,
+    `radii` and `info` see `settle`.
     """
     norms, u = room[0], room[1]
     number = norms.size
@@ -888,8 +892,8 @@ def project(
     if inner == L2 and not in_range(top, x):
         return False
     info[WANTED] = bound
-    engine.project_rows(
-        outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
+    engine.rows_at(
+        rows, outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
         info.reshape(1, info.size), NONE, ONE,
     )  # fmt: skip
     if info[STATUS] == m.NONFINITE:
