@@ -755,8 +755,7 @@ class BlockSparse:
                     wide = vecs * lanes
                     kernel = kernels.multiply
                 x = x.T if by_columns else np.ascontiguousarray(x)
-                square = (0,) * lanes if by_columns else ()
-                given = (0,) * rows, (0,) * vecs, square, *given, x, goal
+                given = (0,) * rows, (0,) * vecs, (0,) * lanes, by_columns, *given, x, goal
         shares = self.pattern._shares(count, n, wide)
 
         def task(first, last):

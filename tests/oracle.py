@@ -89,7 +89,7 @@ _sorted = [np.empty(0, LD)] * 3
 
 
 def _in_order(gaps):
-    """The gaps sorted, and the distinct ones; kept, since tests ask more than once about an array."""
+    """The gaps sorted, and the distinct ones; kept: tests ask more than once about an array."""
     if not np.array_equal(_sorted[0], gaps):
         ordered = np.sort(gaps)
         _sorted[:] = gaps, ordered, ordered[np.append(True, np.diff(ordered) > 0)]

@@ -2,13 +2,14 @@
 
 import math
 
+import numba
 import numpy as np
 import pytest
 from numba import njit
 
 from conehoyer import _math as m
 from conehoyer import project_l1_ball
-from conehoyer._cpu import passes, simd
+from conehoyer._cpu import engine, passes, simd
 from conehoyer._cpu.arrays import keep, uncounted
 from conehoyer._jit import entry
 
@@ -210,3 +211,28 @@ def test_influences_of_runs(dtype, limit):
     g = (linear * d - square * d**2).sum(axis=1) / unit
     found = entry(passes.influences)(runs.ravel(), 16, anchor, offset, limit, linear, square, unit)
     assert found == pytest.approx((g.sum(), (g**2).sum()), rel=1e-12)
+
+
+def test_an_error_behind_an_address():
+    """What a kernel raises that is called by its address leaves the kernel that has called it."""
+    types = engine._types_of_rows(numba.float64)
+
+    @njit(types)
+    def fails(kind, absolute, tol, strict, whole, x, out, table, first, last):
+        if last == 7:
+            raise MemoryError("no room")
+        out[last, 0] = x[first, 0] + table[0, 1] + tol
+
+    @njit
+    def calls(address, x, table, last):
+        engine.rows_at(address, 0, True, 0.5, False, True, x, x, table, 0, last)
+
+    fails = fails.overloads[types]
+    address = fails.library.get_pointer_to_function(fails.fndesc.llvm_func_name)
+    x, table = np.full((2, 1), 2.0), np.full((1, 2), 3.0)
+    calls(address, x, table, 1)
+    np.testing.assert_array_equal(x, [[2.0], [5.5]])
+    with pytest.raises(MemoryError, match="no room"):
+        calls(address, x, table, 7)
+    with pytest.raises(numba.TypingError):
+        calls(address, x.astype(np.float32), table.astype(np.float32), 1)

@@ -106,15 +106,12 @@ def _aligned(size, like):
 
 
 @helper
-def _pack(vecs, square, x, left, right, wide, room):
-    """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind.
-
-    x comes transposed where `square` has as many entries as a register, not none.
-    """
+def _pack(vecs, square, turned, x, left, right, wide, room):
+    """Copy columns left..right−1 of x, or xᵀ, as strips, each one row behind the other."""
     flat = x.reshape(x.size)
-    n, length = x.shape if len(square) > 0 else x.shape[::-1]
+    n, length = x.shape if turned else x.shape[::-1]
     strip = length * wide
-    if len(square) > 0:
+    if turned:
         for column in range(left, right, wide):
             place = (column - left) // wide * strip
             _pack_columns(wide, square, x, column, room, place)
@@ -132,20 +129,20 @@ def _pack(vecs, square, x, left, right, wide, room):
 
 
 @kernel
-def multiply(rows, vecs, square, values, layout, bias, x, out, begin, end, low, high):
+def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, end, low, high):
     """Rows begin..end−1 of blocks of ``out = W @ x + bias``, in columns low..high−1.
 
-    x and out have contiguous rows, or x is transposed where `square` has as many entries as a
-    register, not none; low is a multiple of a tile's columns.
+    x and out have contiguous rows, but x comes transposed where `turned`; `square` has as many
+    entries as a register, and low is a multiple of a tile's columns.
     """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
     count, wide = len(rows), len(vecs) * lanes(x)
-    n, length = x.shape if len(square) > 0 else x.shape[::-1]
+    n, length = x.shape if turned else x.shape[::-1]
     # As many strips of x as the second-level cache holds, each one row behind the other.
     strip = length * wide
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
-    as_is = len(square) == 0 and n == wide and x.ctypes.data % LINE == 0
+    as_is = not turned and n == wide and x.ctypes.data % LINE == 0
     room = _aligned(0 if as_is else strip * (min(most, high - low + wide - 1) // wide), x)
     source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
@@ -155,7 +152,7 @@ def multiply(rows, vecs, square, values, layout, bias, x, out, begin, end, low, 
     for left in range(low, high, most):
         right = min(left + most, high)
         if not as_is:
-            _pack(vecs, square, x, left, right, wide, room)
+            _pack(vecs, square, turned, x, left, right, wide, room)
         for q in range(begin, end):
             for column in range(left, right, wide):
                 offset = (column - left) // wide * strip
@@ -213,18 +210,20 @@ def transpose(square, x, result, begin, end):
 
 
 @kernel
-def multiply_gathered(rows, vecs, square, values, layout, tops, edges, bias, x, out, begin, end):
+def multiply_gathered(
+    rows, vecs, square, turned, values, layout, tops, edges, bias, x, out, begin, end
+):
     """What `multiply` does, for blocks of one row: those of one column of blocks share its x.
 
     The values lie column by column here; `tops` has the row of each block, and `edges` where a
     column begins.  A tile takes several blocks, wherever they are, and may reach beyond the last.
     """
     width, count, wide = layout.width, len(rows), len(vecs) * lanes(x)
-    n, length = x.shape if len(square) > 0 else x.shape[::-1]
+    n, length = x.shape if turned else x.shape[::-1]
     strips = (n + wide - 1) // wide
     strip = length * wide
     room = _aligned(strip * strips, x)
-    _pack(vecs, square, x, 0, n, wide, room)
+    _pack(vecs, square, turned, x, 0, n, wide, room)
     flat, corner, line = out.reshape(out.size), _aligned(count * wide, x), LINE // out.itemsize
     aside, along = evenly(rows, 0, wide), evenly(rows, 0, width)
     for i in range(begin, end):
