@@ -38,18 +38,25 @@ def look_twice(z, absolute, tau):
     return first, known[0].copy(), copies[0].copy(), (right, left), log
 
 
-@njit
 def search(kind, absolute, tol, x, wanted):
-    """What `short.search` knows of each row of x, `together` at a time."""
+    """What `short.search` knows of each row of x."""
     result, table = np.empty((len(x), short.FIELDS)), np.zeros((len(x), LOG))
     table[:, WANTED] = wanted
+    search_rows(kind, absolute, tol, x, table, result)
+    return result
+
+
+@njit
+def search_rows(kind, absolute, tol, x, table, result):
+    """The same, `together` rows at a time; it goes into `result`."""
     count = short.together(x)
     known, copies = short.scratch(x, count)
     for r in range(0, len(x), count):
         end = min(r + count, len(x))
         short.search(kind, absolute, tol, x[r:end], x[end:], x[end:], copies, known, table[r:end])
-        result[r:end] = known[: end - r]
-    return result
+        for i in range(end - r):
+            for field in range(short.FIELDS):
+                result[r + i, field] = known[i, field]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -410,7 +410,8 @@ def softmax(values, layout, columns, result, begin, end):
                     e = np.exp(values[place + i] - top[i]) if k < valid else 0.0
                     result[place + i] = e
                     total[i] += e
-        total[:] = 1.0 / total  # a float64 division for each entry would take a fifth more time
+        for i in range(tall):  # a float64 division for each entry would take a fifth more time
+            total[i] = 1.0 / total[i]
         for b in range(first[q], first[q + 1]):
             for k in range(width):
                 place = (b * width + k) * tall
