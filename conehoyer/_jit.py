@@ -96,8 +96,14 @@ def kernel(function=None, **options):
 helper = partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
+def _call(*args):
+    return _called(*args)  # noqa: F821 (a global of each copy)
+
+
 def entry(called):
-    """A helper's function as a kernel."""
-    f = called.py_func
-    twin = types.FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+    """A kernel that calls the helper: it is compiled only once."""
+    function = called.py_func
+    given = {"_called": called, "__name__": function.__module__}
+    twin = types.FunctionType(_call.__code__, given, function.__name__)
+    twin.__qualname__ = f"{function.__module__}.{function.__name__}"  # the cache knows it by that
     return kernel(twin)

@@ -85,15 +85,18 @@ def level_and_low(s, n):
 # soft thresholds
 
 
-_sorted = [np.empty(0, LD)] * 3
+_sorted = []  # the last two
 
 
 def _in_order(gaps):
     """The gaps sorted, and the distinct ones; kept: tests ask more than once about an array."""
-    if not np.array_equal(_sorted[0], gaps):
-        ordered = np.sort(gaps)
-        _sorted[:] = gaps, ordered, ordered[np.append(True, np.diff(ordered) > 0)]
-    return _sorted[1:]
+    for known, *answer in _sorted:
+        if np.array_equal(known, gaps):
+            return answer
+    ordered = np.sort(gaps)
+    _sorted.append((gaps, ordered, ordered[np.append(True, np.diff(ordered) > 0)]))
+    del _sorted[:-2]
+    return _sorted[-1][1:]
 
 
 def _soft(values, enough, theta_on):
