@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,10 @@ _common = {
 settings.register_profile("default", max_examples=60, **_common)
 settings.register_profile("ci", max_examples=60, derandomize=True, **_common)
 settings.register_profile("thorough", max_examples=2000, **_common)
+
+
+# What Numba compiles leaves a million objects behind: to look through them costs half a minute.
+gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
