@@ -32,6 +32,21 @@ conehoyer.project_cai(y, 50.0)
 print(time.perf_counter() - start)
 """
 
+SECOND_CALL = """
+import conehoyer, numpy, time
+y = numpy.random.default_rng(0).standard_normal((20, 50))
+start = time.perf_counter()
+conehoyer.project_cai(y, 5.0)
+middle = time.perf_counter()
+{}
+print((time.perf_counter() - middle) / (middle - start))
+"""
+SECOND_CALLS = {
+    "axis=0": "conehoyer.project_cai(y, 5.0, axis=0)",
+    "project_bilevel": "conehoyer.project_bilevel(y, 5.0)",
+    "two threads": "conehoyer.project_cai(numpy.tile(y, 2000), 5.0, axis=None, workers=2)",
+}
+
 
 def in_new_process(code, **environment):
     """Run the code in a new interpreter with this one's path; the number that it prints."""
@@ -133,6 +148,19 @@ class FirstCall:
 
     def track_warm_cache(self):
         return first_call(warm=True)
+
+
+class SecondCall:
+    """Another kind of call after the first one, over that, where neither is compiled."""
+
+    params = (tuple(SECOND_CALLS),)
+    param_names = ("call",)
+    unit = "ratio"
+
+    def track_cold_cache(self, call):
+        with tempfile.TemporaryDirectory() as cache:
+            code = SECOND_CALL.format(SECOND_CALLS[call])
+            return in_new_process(code, NUMBA_CACHE_DIR=cache)
 
 
 class Waiting:
