@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import conehoyer
-from conehoyer._cpu import waiting
+from conehoyer._cpu import classic, engine, waiting
+from conehoyer._jit import entry
 from conehoyer._threads import run_split
 
 PACKAGE = Path(conehoyer.__file__).parent
@@ -227,7 +228,8 @@ def test_threads_without_work_sleep():
 
 WAITING = """
 import numpy as np
-from conehoyer._cpu import waiting
+from conehoyer._cpu import classic, engine, waiting
+from conehoyer._jit import entry
 
 waiting.for_all(np.array([1, 0, 1]))  # the second thread does not come
 marks, posted = np.zeros(2, np.int64), np.array([7])
@@ -305,6 +307,12 @@ def test_processes_that_compile_at_once_take_different_files(tmp_path):
         names.append({file.name for file in cache_files(cache, "nbc") if "score_rows" in file.name})
         assert names[-1]
     assert not names[0] & names[1]
+
+
+def test_helpers_of_one_name_are_told_apart_by_the_cache():
+    """What calls them has the same code: without the module's name they would be one to it."""
+    one, other = entry(engine._report), entry(classic._report)
+    assert one._cache._impl.filename_base != other._cache._impl.filename_base
 
 
 def test_a_helper_edited_after_caching_is_noticed(tmp_path):
