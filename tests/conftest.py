@@ -19,7 +19,7 @@ settings.register_profile("ci", max_examples=60, derandomize=True, **_common)
 settings.register_profile("thorough", max_examples=2000, **_common)
 
 
-# What Numba compiles leaves a million objects behind: to look through them costs half a minute.
+# What Numba compiles leaves many objects behind: the collector would look through them each time.
 gc.set_threshold(100_000, 20, 100)
 
 

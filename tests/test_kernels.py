@@ -2,10 +2,9 @@
 
 import math
 
-import numba
 import numpy as np
 import pytest
-from numba import njit
+from numba import TypingError, float64, njit
 
 from conehoyer import _math as m
 from conehoyer import project_l1_ball
@@ -215,7 +214,7 @@ def test_influences_of_runs(dtype, limit):
 
 def test_an_error_behind_an_address():
     """What a kernel raises that is called by its address leaves the kernel that has called it."""
-    types = engine._types_of_rows(numba.float64)
+    types = engine._types_of_rows(float64)
 
     @njit(types)
     def fails(kind, absolute, tol, strict, whole, x, out, table, first, last):
@@ -234,5 +233,5 @@ def test_an_error_behind_an_address():
     np.testing.assert_array_equal(x, [[2.0], [5.5]])
     with pytest.raises(MemoryError, match="no room"):
         calls(address, x, table, 7)
-    with pytest.raises(numba.TypingError):
+    with pytest.raises(TypingError):
         calls(address, x.astype(np.float32), table.astype(np.float32), 1)

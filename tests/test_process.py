@@ -228,8 +228,7 @@ def test_threads_without_work_sleep():
 
 WAITING = """
 import numpy as np
-from conehoyer._cpu import classic, engine, waiting
-from conehoyer._jit import entry
+from conehoyer._cpu import waiting
 
 waiting.for_all(np.array([1, 0, 1]))  # the second thread does not come
 marks, posted = np.zeros(2, np.int64), np.array([7])

@@ -107,7 +107,10 @@ def _aligned(size, like):
 
 @helper
 def _pack(vecs, square, turned, x, left, right, wide, room):
-    """Copy columns left..right−1 of x, or xᵀ, as strips, each one row behind the other."""
+    """Copy columns left..right−1 of x as strips, each one row behind the other, zeros behind.
+
+    x comes transposed where `turned`; `square` has as many entries as a register.
+    """
     flat = x.reshape(x.size)
     n, length = x.shape if turned else x.shape[::-1]
     strip = length * wide

@@ -1255,8 +1255,8 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
 
 # --- the same from other kernels ---------------------------------------------------------------
 
-# Numba puts whatever a kernel calls into it, and compiles it once more.  That of `project_rows`
-# takes ten seconds, so the kernels below and elsewhere call the one that there is, by its address.
+# Numba puts whatever a kernel calls into it, and compiles it once more.  For `project_rows` that
+# takes seconds (``bench_calls.SecondCall``), so other kernels call the one that there is.
 
 
 def _types_of_rows(dtype):
