@@ -16,7 +16,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import numba
+from numba.core import types as numba_types
 from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
+from numba.extending import intrinsic
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
@@ -94,6 +96,21 @@ def kernel(function=None, **options):
 # What only kernels call needs no way in from Python, which would have to be compiled as well.  To
 # call one from there all the same ends the process: a test looks through the modules.
 helper = partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+@intrinsic
+def inlined(typingctx):
+    """Have LLVM put the helper that calls this into all of its callers.
+
+    Numba's option `forceinline` passes on to what the helper calls, if that is compiled for the
+    first time then; and of functions in `_math` it makes Numba compile another version.
+    """
+
+    def codegen(context, builder, signature, args):
+        builder.function.attributes.add("alwaysinline")
+        return context.get_dummy_value()
+
+    return numba_types.void(), codegen
 
 
 def _call(*args):

@@ -1,6 +1,7 @@
 """The band pass in registers against the plain loop, and the sums against NumPy."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from conehoyer import _math as m
 from conehoyer import project_l1_ball
 from conehoyer._cpu import engine, passes, simd
 from conehoyer._cpu.arrays import keep, uncounted
-from conehoyer._jit import entry
+from conehoyer._jit import entry, inlined
 
 write_soft = entry(passes.write_soft)
 
@@ -210,6 +211,28 @@ def test_influences_of_runs(dtype, limit):
     g = (linear * d - square * d**2).sum(axis=1) / unit
     found = entry(passes.influences)(runs.ravel(), 16, anchor, offset, limit, linear, square, unit)
     assert found == pytest.approx((g.sum(), (g**2).sum()), rel=1e-12)
+
+
+def test_inlined_concerns_who_asks_for_it_and_nobody_else():
+    """Numba's option reaches what is called, too: large kernels would be four times as large."""
+
+    @njit
+    def below(x):
+        return math.sqrt(x) + 1.0
+
+    @njit
+    def within(x):
+        inlined()
+        return 2.0 * below(x)
+
+    @njit
+    def above(x):
+        return within(x) + within(x + 1.0)
+
+    assert above(4.0) == pytest.approx(2.0 * 3.0 + 2.0 * (math.sqrt(5.0) + 1.0), rel=1e-15)
+    code = [f.overloads[f.signatures[0]].library.get_llvm_str() for f in (below, within, above)]
+    assert ["alwaysinline" in text for text in code] == [False, True, False]
+    assert not re.search(r"= call [^\n]*within", code[2])
 
 
 def test_an_error_behind_an_address():

@@ -247,6 +247,22 @@ def test_waiting_ends(tmp_path):
     assert run(no_clock + WAITING, NUMBA_CACHE_DIR=str(tmp_path)) == "ok"
 
 
+def test_no_option_reaches_what_a_kernel_calls():
+    """Numba compiles what is called with the options of who calls it first."""
+    seen = 0
+    for path in sorted((PACKAGE / "_cpu").glob("*.py")):
+        names = vars(importlib.import_module(f"conehoyer._cpu.{path.stem}"))
+        for used in names.values():
+            options = getattr(used, "targetoptions", {})
+            assert "forceinline" not in options, used
+            if "fastmath" in options:
+                called = [names.get(name) for name in used.py_func.__code__.co_names]
+                ours = [c for c in called if hasattr(c, "targetoptions") or "_cpu" in f"{c}"]
+                assert not ours, used
+            seen += bool(options)
+    assert seen > 100
+
+
 def test_only_kernels_call_helpers():
     """They have no way in from Python: a call from there ends the process."""
     seen = 0

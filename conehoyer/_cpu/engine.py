@@ -29,7 +29,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from .. import _math as m
-from .._jit import entry, helper, kernel
+from .._jit import entry, helper, inlined, kernel
 from . import passes, short, simd
 from .arrays import (
     LOG,
@@ -462,6 +462,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
 @helper
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice; HOYER looks right of 0 first."""
+    inlined()
     st = m.start(m.CAI if kind == m.HOYER else kind)
     job = _plain_job(st, l2, 0)
     if z.size >= SAMPLE_FROM:
@@ -471,7 +472,7 @@ def begin(kind, absolute, p, l2, z, buffer):
     return job
 
 
-@helper(forceinline=True)
+@helper
 def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     """Do the job's pass on chunks first..last−1; their results go to the rows of `part`.
 
@@ -480,6 +481,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     is stored when it is written early lies in `held`, from the first chunk's place on, too: side by
     side, because each page of memory that is touched costs time.
     """
+    inlined()
     st = job.state
     real = z.dtype.type
     place = first * CHUNK
@@ -643,6 +645,7 @@ def _verdict(status, anchor, l2, nu, s, q):
 @helper
 def _advance(kind, p, tol, st, nu, s, q, log):
     """`m.advance`, and how large the support was, as far as the log has room."""
+    inlined()
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.passes <= log.size:
         log[st.passes - 1] = nu
@@ -656,6 +659,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     Returns the verdict, or the state to go on from outside the band, and exact sums at
     the last point seen.
     """
+    inlined()
     st = job.state
     two_sided = job.hi < math.inf
     lo, hi, kept = job.lo, job.hi, job.lo  # the candidates lie above `kept`
@@ -836,12 +840,13 @@ def _anchor_too_far(level, known):
     return m.drowned(level, known.nu, mean, known.q / known.nu - mean * mean)
 
 
-@helper(forceinline=True)
+@helper
 def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     """Add up the pass's results and choose the next job.
 
     `log` takes the support size of each pass, as far as it has room.
     """
+    inlined()
     l2 = job.l2
     st = job.state
     if job.heads:
@@ -960,17 +965,19 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     return _plain_job(st, l2, job.samples)
 
 
-@helper(forceinline=True)
+@helper
 def _soft(kind, st, l2, real):
     """A soft threshold in the data's precision: τ as a pair, what counts as on it, the factor."""
+    inlined()
     anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
     offset = (st.anchor - np.float64(anchor)) + st.offset
     return anchor, real(offset), real(m.dust(st)), real(m.scale(kind, st, l2))
 
 
-@helper(forceinline=True)
+@helper
 def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
     """`passes.write_soft`, past the caches if so wanted."""
+    inlined()
     if past:
         passes.write_soft_past(z, absolute, anchor, offset, dust, factor, out)
     else:
@@ -1025,9 +1032,10 @@ def _extreme(kind, absolute, p, l2, z):
     return _verdict(m.TIED if kind == m.HOYER or top > 0.0 else m.FEASIBLE, top, l2, 0.0, 0.0, 0.0)
 
 
-@helper(forceinline=True)
+@helper
 def _prepare(kind, absolute, p, l2, z, buffer, part):
     """The first job of a slice, or its verdict where no search is needed."""
+    inlined()
     if not absolute:  # with |z|, NaN and inf reach the sums of the first pass; now -inf would not
         if z.size >= SAMPLE_FROM:
             part[:, FINITE] = UNSEEN

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import helper, kernel
+from .._jit import helper, inlined, kernel
 from . import engine, passes, simd
 from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
 
@@ -64,9 +64,10 @@ def _larger(a, b):
     return a if a >= b or a != a else b
 
 
-@helper(forceinline=True)
+@helper
 def _joined(a, b, largest):
     """The larger of two registers of magnitudes, or their sum."""
+    inlined()
     return simd.larger(a, b) if largest else simd.add(a, b)
 
 
@@ -135,9 +136,10 @@ def _max_into(tops, place, flat, at, count):
         tops[place + j] = _larger(tops[place + j], abs(flat[at + j]))
 
 
-@helper(forceinline=True)
+@helper
 def _max_down_4(flat, at, step):
     """The largest magnitudes of four registers, `step` entries apart."""
+    inlined()
     a = simd.magnitude(simd.load(flat, at))
     b = simd.magnitude(simd.load(flat, at + step))
     c = simd.magnitude(simd.load(flat, at + 2 * step))
@@ -170,9 +172,10 @@ def _max_ends(tops, place, flat, at, count):
         simd.store(simd.larger(simd.load(tops, place + j), a), tops, place + j)
 
 
-@helper(forceinline=True)
+@helper
 def _max_by_fours(a, b, c, d):
     """The largest of each four neighbours."""
+    inlined()
     ab = simd.larger(simd.even(a, b), simd.odd(a, b))
     cd = simd.larger(simd.even(c, d), simd.odd(c, d))
     return simd.larger(simd.even(ab, cd), simd.odd(ab, cd))
@@ -344,9 +347,10 @@ def _sum_into(sums, place, flat, at, count, squares, unit):
         sums[place + j] += np.float64(_term(flat[at + j], squares, unit))
 
 
-@helper(forceinline=True)
+@helper
 def _sum_down_4(flat, at, step, squares, scale):
     """The sums of four registers of terms, `step` entries apart, in the data's precision."""
+    inlined()
     ab = simd.add(_terms(flat, at, squares, scale), _terms(flat, at + step, squares, scale))
     cd = simd.add(
         _terms(flat, at + 2 * step, squares, scale), _terms(flat, at + 3 * step, squares, scale)
@@ -391,17 +395,19 @@ def _sum_ends(sums, place, flat, at, count, head, tail, squares, unit):
         simd.store(simd.add(simd.load_like(terms, sums, place + j), terms), sums, place + j)
 
 
-@helper(forceinline=True)
+@helper
 def _sum_by_fours(a, b, c, d):
     """The sums of each four neighbours, as float64."""
+    inlined()
     ab = simd.add(simd.even(a, b), simd.odd(a, b))
     cd = simd.add(simd.even(c, d), simd.odd(c, d))
     return simd.widen(simd.add(simd.even(ab, cd), simd.odd(ab, cd)))
 
 
-@helper(forceinline=True)
+@helper
 def _sum_fours(flat, at, count, step, rows, squares, unit, sums, place):
     """`_max_fours` for sums of the terms, which are taken in the data's precision."""
+    inlined()
     width, scale = simd.lanes(flat), simd.splat(unit)
     if rows == 4:
         for j in range(at, at + count, 4 * width):
@@ -596,17 +602,19 @@ def spread(values, place, width, count, line):
         j, place = end, place + 1
 
 
-@helper(forceinline=True)
+@helper
 def _treated(a, value, clip, zeros):
     """A register, clipped or multiplied; adding zeros makes +0 of −0."""
+    inlined()
     if clip:
         return simd.add(simd.copy_sign(simd.smaller(simd.magnitude(a), value), a), zeros)
     return simd.multiply_add(a, value, zeros)
 
 
-@helper(forceinline=True)  # a call takes as long as fifty entries
+@helper  # a call takes as long as fifty entries
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
+    inlined()
     width, zeros = simd.lanes(flat), simd.splat(flat.dtype.type(0))
     whole = count // width * width
     for j in range(0, whole, width):
@@ -632,9 +640,10 @@ def _treat_past(flat, at, count, clip, values, place, goal):
     _treat(flat, at + whole, count - whole, clip, values, place + whole, goal)
 
 
-@helper(forceinline=True)
+@helper
 def _treat_all(flat, at, count, clip, value, goal):
     """`_treat` with one value."""
+    inlined()
     width, zero = simd.lanes(flat), flat.dtype.type(0)
     same = simd.splat(value if value > zero else zero)
     whole = count // width * width

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import helper, kernel
+from .._jit import helper, inlined, kernel
 from . import simd
 
 BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
@@ -69,9 +69,10 @@ def largest(z, absolute):
     return top
 
 
-@helper(forceinline=True)
+@helper
 def add_inside(inside, gap, firsts, seconds):
     """One register's share of Σgap and Σgap², over the lanes inside."""
+    inlined()
     if not simd.NATIVE:  # there, lanes outside stay as they are at no cost
         gap = simd.where(inside, gap, simd.nothing(gap))
         return simd.add(firsts, gap), simd.multiply_add(gap, gap, seconds)
@@ -82,6 +83,7 @@ def add_inside(inside, gap, firsts, seconds):
 @helper
 def own_sums(z, absolute, anchor, offset):
     """`sums`, with a − anchor and its running sums in the data's own precision."""
+    inlined()
     far, edge = simd.splat(z.dtype.type(anchor)), simd.splat(z.dtype.type(offset))
     zero = simd.sub(edge, edge)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
@@ -477,6 +479,7 @@ if simd.COMPRESS:
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`, in registers where the machine can compress them."""
+        inlined()
         pair = 2 * simd.lanes(z)
         whole = z.size // pair * pair
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
@@ -497,6 +500,7 @@ else:
     @kernel
     def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`: this machine has no vector compression."""
+        inlined()
         return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
 
 
@@ -505,6 +509,7 @@ if simd.PLAIN:
     @kernel
     def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
         """`band_plain`, as the environment wants it."""
+        inlined()
         return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
 
 else:
@@ -515,6 +520,7 @@ else:
 
         `buffer` must not be `z`.
         """
+        inlined()
         whole = z.size // 64 * 64  # a word of marks is 64 entries
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
@@ -530,15 +536,17 @@ def marks_for(n):
     return np.empty((3, n // 64), np.uint64)
 
 
-@helper(forceinline=True)
+@helper
 def group(z):
     """How many entries of z share a word in `collect_few`: those of four registers."""
+    inlined()
     return 4 * simd.lanes(z)
 
 
-@helper(forceinline=True)
+@helper
 def _word_above(z, i, signs, lo):
     """A bit for each entry of a group, set where it lies above lo."""
+    inlined()
     width = simd.lanes(z)
     a0 = simd.without(simd.load(z, i), signs)
     a1 = simd.without(simd.load(z, i + width), signs)
@@ -558,6 +566,7 @@ def collect_few(z, absolute, lo, buffer, few, out):
     a bit set, and where their entries begin.  Returns how many words these are, and how many
     entries were stored, or −1 where the buffer is too short.
     """
+    inlined()
     none, one = np.uint64(0), np.uint64(1)
     vlo, found, stored = simd.splat(lo), 0, 0
     signs = simd.signs(vlo, absolute)
@@ -599,9 +608,10 @@ def collect_few(z, absolute, lo, buffer, few, out):
     return found, stored
 
 
-@helper(forceinline=True)
+@helper
 def _soft(v, signs, anchor, offset, dust, factor):
     """One register of `write_soft`."""
+    inlined()
     d = simd.sub(simd.sub(simd.without(v, signs), anchor), offset)
     scaled = simd.multiply(d, factor)  # where it is kept, it has no sign
     return simd.where(simd.above(d, dust), simd.signed_like(scaled, v, signs), simd.nothing(dust))
@@ -677,9 +687,10 @@ def write_soft_past(z, absolute, anchor, offset, dust, factor, out):
             simd.stream(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
 
 
-@helper(forceinline=True)
+@helper
 def _shrink(value, absolute, anchor, offset, dust, factor):
     """One entry of `write_soft`."""
+    inlined()
     d = ((abs(value) if absolute else value) - anchor) - offset
     scaled = d * factor
     if absolute:

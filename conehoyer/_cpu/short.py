@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from .. import _math as m
-from .._jit import helper
+from .._jit import helper, inlined
 from . import passes, simd
 from .arrays import LOG, WANTED, uncounted
 
@@ -59,12 +59,13 @@ def scratch(x, count):
     return np.empty((count, FIELDS)), copies
 
 
-@helper(forceinline=True)
+@helper
 def _fold(z, absolute, to):
     """Write a to `to` and zeros behind it; the number of nonzeros, Σa and Σa².
 
     NaN reaches the sums, which are correct where no a is negative.
     """
+    inlined()
     width, zero = simd.lanes(z), simd.splat(z.dtype.type(0.0))
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
     for begin in range(0, to.size, RUN * z.itemsize * width):
@@ -91,17 +92,19 @@ def _fold(z, absolute, to):
     return float(nu), simd.total(s), simd.total(q)
 
 
-@helper(forceinline=True)
+@helper
 def _positive(v, absolute):
     """|v|, or max(v, 0) where not `absolute`: negative entries never exceed a τ >= 0."""
+    inlined()
     if absolute:
         return simd.magnitude(v)
     return simd.where(simd.not_less(v, simd.nothing(v)), v, simd.nothing(v))
 
 
-@helper(forceinline=True)
+@helper
 def _sums(a, tau):
     """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0 of what `_fold` has written."""
+    inlined()
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
@@ -119,12 +122,13 @@ def _sums(a, tau):
     return float(nu), simd.total(s), simd.total(q)
 
 
-@helper(forceinline=True)
+@helper
 def _passed(a, tau, step, slack):
     """Count and Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right.
 
     Only where one may be is looked closely, which takes half the instructions.
     """
+    inlined()
     zero = a.dtype.type(0)
     low, high = min(step, zero), max(step, zero) + slack
     half = a.dtype.type(0.5) * (high - low)
@@ -146,9 +150,10 @@ def _passed(a, tau, step, slack):
     return float(count), simd.total(sums)
 
 
-@helper(forceinline=True)
+@helper
 def _look(z, absolute, folded, row, log):
     """Take the sums at the row's τ."""
+    inlined()
     taken = int(row[TAKEN])
     if taken == 0:
         nu, s, q = _fold(z, absolute, folded)
@@ -159,23 +164,26 @@ def _look(z, absolute, folded, row, log):
     row[NU], row[S], row[Q], row[TAKEN], row[BEFORE] = nu, s, q, taken + 1.0, row[NU]
 
 
-@helper(forceinline=True)
+@helper
 def _holds(square, itemsize):
     """Whether numbers of this square sum neither overflow nor lose digits if squared."""
+    inlined()
     return 1e-18 < square < 1e30 if itemsize == 4 else 1e-200 < square < 1e200
 
 
-@helper(forceinline=True)
+@helper
 def _go_to(tau, real, row):
     """Take the sums there next."""
+    inlined()
     row[TAU] = real(tau)
     if not 0.0 < row[TAU] < math.inf:
         row[STATUS] = m.CAPPED
 
 
-@helper(forceinline=True)
+@helper
 def _guess(kind, p, tol, itemsize, real, row):
     """From the sums at τ = 0, whether the row is feasible, or a guess."""
+    inlined()
     nu, s, q = row[NU], row[S], row[Q]
     excess = m.closeness(kind, p, s, q)
     # Sums of float32 numbers won't do to tell if it is feasible, or for a small spread.
@@ -192,9 +200,10 @@ def _guess(kind, p, tol, itemsize, real, row):
         _go_to(m.tail_guess(kind, p, nu, s, q), real, row)
 
 
-@helper(forceinline=True)
+@helper
 def _step(kind, p, itemsize, real, row):
     """A step of third order; back where too few entries are left for one."""
+    inlined()
     nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
     if not _holds(tau * tau + q, itemsize):
         row[STATUS] = m.RESCALE
@@ -204,21 +213,23 @@ def _step(kind, p, itemsize, real, row):
         _go_to(tau + m.tail_step(kind, p, nu, s, q), real, row)
 
 
-@helper(forceinline=True)
+@helper
 def _sharp(kind, p, nu, tau):
     """Whether a Newton step from ν entries keeps its digits."""
+    inlined()
     if kind >= m.CAI:
         return nu > NARROW * p and not m.delicate(p, nu)
     return nu > 0.0 and p > passes.TINY * tau
 
 
-@helper(forceinline=True)
+@helper
 def _is_last(kind, p, row):
     """Whether a Newton step is to end it: most likely no entry is left between τ and τ*.
 
     So it is after two steps of third order; or after one which has passed so few, g, that its
     smooth density, off by about √g, has misled it by less than an entry.
     """
+    inlined()
     if row[TAKEN] > 3.0:
         return True
     passed, nu = abs(row[NU] - row[BEFORE]), row[NU]
@@ -226,9 +237,10 @@ def _is_last(kind, p, row):
     return near and _sharp(kind, p, nu, row[TAU])
 
 
-@helper(forceinline=True)
+@helper
 def _last_step(kind, p, itemsize, row):
     """A Newton step, where its rounding is harmless."""
+    inlined()
     nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
     if not _holds(tau * tau + q, itemsize):
         row[STATUS] = m.RESCALE
@@ -238,9 +250,10 @@ def _last_step(kind, p, itemsize, row):
         row[STEP] = m.newton_offset(kind, p, nu, s, q)
 
 
-@helper(forceinline=True)
+@helper
 def _end(kind, p, folded, row):
     """The verdict if what the last step passes would change the sums by no more than rounding."""
+    inlined()
     real = folded.dtype.type
     nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
     slack = SLACK * np.finfo(real).eps * (tau + s / nu)
@@ -254,9 +267,10 @@ def _end(kind, p, folded, row):
         _go_to(tau + step, real, row)
 
 
-@helper(forceinline=True)
+@helper
 def _fetch_part(row, k):
     """Ask for the k-th of `FETCHES` parts of a row."""
+    inlined()
     part = -(-row.size // FETCHES)
     for i in range(k * part, min((k + 1) * part, row.size), simd.LINE // row.itemsize):
         simd.fetch_early(row, i)
@@ -305,17 +319,19 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
                     _end(kind, table[r, WANTED], folded[r], rows[r])
 
 
-@helper(forceinline=True)
+@helper
 def verdict(row):
     """The engine's state at a verdict."""
+    inlined()
     return m.State(
         int(row[STATUS]), row[TAU], row[STEP], 0.0, 0.0, row[NU], 0, False, True,
         int(row[TAKEN]), row[S], row[Q],
     )  # fmt: skip
 
 
-@helper(forceinline=True)
+@helper
 def is_verdict(kind, row):
     """Whether no search is left to the engine; where a τ <= 0 is sought, all of it is."""
+    inlined()
     feasible = row[STATUS] == m.FEASIBLE and (kind == m.CAI or kind == m.L1)
     return row[STATUS] == m.SOFT or row[STATUS] == m.RESCALE or feasible
