@@ -107,7 +107,9 @@ def inlined(typingctx):
     """
 
     def codegen(context, builder, signature, args):
-        builder.function.attributes.add("alwaysinline")
+        attributes = builder.function.attributes
+        if "noinline" not in attributes:  # Numba's, when debugging
+            attributes.add("alwaysinline")
         return context.get_dummy_value()
 
     return numba_types.void(), codegen

@@ -234,6 +234,13 @@ def test_inlined_concerns_who_asks_for_it_and_nobody_else():
     assert ["alwaysinline" in text for text in code] == [False, True, False]
     assert not re.search(r"= call [^\n]*within", code[2])
 
+    @njit(debug=True)
+    def debugged(x):
+        inlined()
+        return 2.0 * x
+
+    assert debugged(4.0) == 8.0
+
 
 def test_an_error_behind_an_address():
     """What a kernel raises that is called by its address leaves the kernel that has called it."""
