@@ -100,7 +100,7 @@ helper = partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 @intrinsic
 def inlined(typingctx):
-    """Have LLVM put the helper that calls this into all of its callers.
+    """Have LLVM put the function that calls this into all of its callers.
 
     Numba's option `forceinline` passes on to what the helper calls, if that is compiled for the
     first time then; and of functions in `_math` it makes Numba compile another version.

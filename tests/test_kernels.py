@@ -214,7 +214,7 @@ def test_influences_of_runs(dtype, limit):
 
 
 def test_inlined_concerns_who_asks_for_it_and_nobody_else():
-    """Numba's option reaches what is called, too: large kernels would be four times as large."""
+    """Numba's option reaches what is called as well, which makes large kernels larger."""
 
     @njit
     def below(x):

@@ -611,10 +611,10 @@ def _treated(a, value, clip, zeros):
     return simd.multiply_add(a, value, zeros)
 
 
-@helper  # a call takes as long as fifty entries
+@helper
 def _treat(flat, at, count, clip, values, place, goal):
     """Clip or multiply a row by the values from ``values[place]`` on; none is below 0."""
-    inlined()
+    inlined()  # a call takes as long as fifty entries
     width, zeros = simd.lanes(flat), simd.splat(flat.dtype.type(0))
     whole = count // width * width
     for j in range(0, whole, width):
