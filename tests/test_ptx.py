@@ -107,13 +107,13 @@ def test_views():
     a = view((4, 6), "f4")
     assert (a.size, a.ndim, a.nbytes, a.strides) == (24, 2, 96, (24, 4))
     assert a.words == (0, 0, 24, 4, 4096, 4, 6, 24, 4)
-    assert a.type == numba.types.Array(numba.float32, 2, "C")
-    assert (a[1:3].pointer, a[1:3].shape, a[1:3].type) == (4120, (2, 6), a.type)
+    assert a.kind.type == numba.types.Array(numba.float32, 2, "C")
+    assert (a[1:3].pointer, a[1:3].shape, a[1:3].kind.type) == (4120, (2, 6), a.kind.type)
     assert (a[2].pointer, a[2].shape, a[2].strides) == (4144, (6,), (4,))
     assert a.reshape(3, 8).strides == (32, 4)
-    assert a.view("i4").type == numba.types.Array(numba.int32, 2, "C")
+    assert a.view("i4").kind.type == numba.types.Array(numba.int32, 2, "C")
     turned = view((6, 4), "f4", (4, 24))
-    assert turned.type == numba.types.Array(numba.float32, 2, "A")
+    assert turned.kind.type == numba.types.Array(numba.float32, 2, "A")
     assert turned.__cuda_array_interface__["strides"] == (4, 24)
 
 
@@ -144,7 +144,7 @@ def test_what_is_launched_has_been_compiled(shape, t, monkeypatch):
             return SimpleNamespace(kernel=self)
 
     def compiled(kernel, kinds):
-        launched.append((kernel, kinds))
+        launched.append((kernel, tuple(kind.type for kind in kinds)))
         return SimpleNamespace(
             cooperative=False, _codelibrary=Library(),
             max_cooperative_grid_blocks=lambda threads, shared: 264,
@@ -164,6 +164,8 @@ def test_what_is_launched_has_been_compiled(shape, t, monkeypatch):
     monkeypatch.setattr(
         device, "cuda", SimpleNamespace(get_current_device=lambda: SimpleNamespace(id=0))
     )
+    monkeypatch.setattr(device, "_most_shared", lambda device: 1 << 17)
+    monkeypatch.setattr(device, "_allow_shared", lambda compiled, device: None)
     device._blocks_at_once.cache_clear()
     bound = arrays.Parameter(3.0, None, 0.0, 9.0)
     projections.run_rows(

@@ -21,17 +21,31 @@ def sum_lanes(lanes, a, b, c):
 
 
 @function
-def flagged_before(flag):
-    """How many threads of the warp before this one have the flag set, and how many at all."""
-    ballot = cuda.ballot_sync(_ALL, flag)
-    before = ballot & ((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
-    return int32(cuda.popc(before)), int32(cuda.popc(ballot))
+def counted_before(count, most):
+    """Sums of the counts of the warp's threads before this one, and of all; `most` of each."""
+    earlier = np.uint32((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
+    before, total, bit = int32(0), int32(0), 0
+    while most >> bit > 0:  # a vote on each binary digit
+        ballot = cuda.ballot_sync(_ALL, (count >> bit) & 1 != 0)
+        before = int32(before + (cuda.popc(ballot & earlier) << bit))
+        total = int32(total + (cuda.popc(ballot) << bit))
+        bit += 1
+    return before, total
 
 
 @function
 def anybody(flag):
     """Whether a thread of the warp has the flag set."""
     return cuda.any_sync(_ALL, flag) != 0
+
+
+@function
+def meet(block):
+    """Wait for the threads of the block, or of the warp only."""
+    if block:
+        cuda.syncthreads()
+    else:
+        cuda.syncwarp()
 
 
 @function

@@ -71,7 +71,10 @@ _BOUNDS = MOST_THREADS, 3  # three blocks at once on each multiprocessor: 80 reg
 
 
 def kernel(function, bounds=_BOUNDS, registers=None):
-    """Compile a kernel at its first launch, cached on disk where that is possible."""
+    """Compile a kernel at its first launch, cached on disk where that is possible.
+
+    `registers` counts only without bounds: where there are any, the assembler looks at those alone.
+    """
     if SIMULATED:
         return cuda.jit(function)
     # As on the CPU: the cache knows nothing of helpers in other files.
@@ -97,7 +100,7 @@ def overload(function):
 
 # --- launching -----------------------------------------------------------------------------
 
-SHARED_MEMORY = 47 * 1024  # bytes that a block asks for at most; every GPU has 48 KiB
+SHARED_MEMORY = 47 * 1024  # bytes that a block may have at once; every GPU has 48 KiB
 _FEW_THREADS = 4 if SIMULATED else 32
 
 
@@ -107,9 +110,44 @@ def threads_for(count, each=1):
     return min(max(1 << (wanted - 1).bit_length(), _FEW_THREADS), MOST_THREADS)
 
 
+def shared_memory_of_block():
+    """Bytes that a block of the current device may have if its kernel asks for them."""
+    return SHARED_MEMORY if SIMULATED else _most_shared(cuda.get_current_device().id)
+
+
 @cache
-def _array_type(dtype, ndim, layout):
-    return types.Array(numba.from_dtype(dtype), ndim, layout)
+def _most_shared(device):
+    return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
+
+@cache
+def _allow_shared(compiled, device):
+    """Let a kernel ask for all that a block may have, and multiprocessors keep room for many."""
+    from cuda.bindings import driver
+
+    kernel, names = compiled._codelibrary.get_cufunc().kernel, driver.CUfunction_attribute
+    for name, value in (
+        (
+            names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            _most_shared(device) - kernel.attributes.shared_size_bytes,
+        ),
+        (names.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100),  # per cent
+    ):
+        (error,) = driver.cuKernelSetAttribute(name, value, kernel.handle, device)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{name.name} cannot be {value}: {error.name}")
+
+
+class _Kind:
+    """What an argument is to a kernel; quicker to look up than Numba's types, which it holds."""
+
+    def __init__(self, kind, word=None):
+        self.type, self.word = kind, word
+
+
+@cache
+def _array_kind(code, ndim, layout):
+    return _Kind(types.Array(numba.from_dtype(np.dtype(code)), ndim, layout))
 
 
 class View:
@@ -120,7 +158,7 @@ class View:
         own = contiguous_strides(shape, dtype.itemsize)
         self.strides = own if strides is None else strides
         self.ndim, self.size = len(shape), math.prod(shape)
-        self.type = _array_type(dtype, self.ndim, "C" if self.strides == own else "A")
+        self.kind = _array_kind(dtype.char, self.ndim, "C" if self.strides == own else "A")
 
     @property
     def words(self):
@@ -166,27 +204,26 @@ class View:
 
 
 _SCALARS = {
-    bool: (types.boolean, bool), int: (types.int64, ctypes.c_int64),
-    float: (types.float64, ctypes.c_double),
+    bool: _Kind(types.boolean, bool), int: _Kind(types.int64, ctypes.c_int64),
+    float: _Kind(types.float64, ctypes.c_double),
 }  # fmt: skip
 
 
 def _typed(argument):
-    """An argument's type, and the words that stand for it."""
-    if isinstance(argument, View):
-        return argument.type, argument.words
+    """An argument's kind, and the words that stand for it."""
+    if type(argument) is View:
+        return argument.kind, argument.words
+    kind = _SCALARS.get(type(argument))
+    if kind is not None:
+        return kind, (kind.word(argument),)
     if isinstance(argument, np.generic):
-        argument = argument.item()
-    if type(argument) not in _SCALARS:  # a device array
-        view = Home().view(argument)
-        return view.type, view.words
-    kind, word = _SCALARS[type(argument)]
-    return kind, (word(argument),)
+        return _typed(argument.item())
+    return _typed(Home().view(argument))  # a device array
 
 
 @cache
 def _compiled(kernel, kinds):
-    return kernel.compile(kinds)
+    return kernel.compile(tuple(kind.type for kind in kinds))
 
 
 @lru_cache(maxsize=1024)  # shapes may be many
@@ -196,8 +233,8 @@ def _launch_config(blocks, threads, shared, together):
     return LaunchConfig(grid=blocks, block=threads, shmem_size=shared, is_cooperative=together)
 
 
-def launch(kernel, home, blocks, threads, *arguments, shared=0):
-    """Run a kernel on the stream of the arrays.
+def launch(kernel, home, blocks, threads, *arguments, shared=0, much=False):
+    """Run a kernel on the stream of the arrays; `much` shared memory is more than SHARED_MEMORY.
 
     Numba's own launch looks at the types and fields of each argument anew at every call.
     """
@@ -215,6 +252,8 @@ def launch(kernel, home, blocks, threads, *arguments, shared=0):
         words += fields
     compiled = _compiled(kernel, tuple(kinds))
     function = compiled._codelibrary.get_cufunc()  # of the current device
+    if much:
+        _allow_shared(compiled, cuda.get_current_device().id)
     config = _launch_config(blocks, threads, shared, compiled.cooperative)
     launch(home.core_stream, config, function.kernel, *words)
 
@@ -475,6 +514,10 @@ def home_of(x) -> Home:
 
 def contiguous_strides(shape, itemsize):
     """Strides of a C-contiguous array."""
+    if len(shape) == 1:  # the usual cases, quickly
+        return (itemsize,)
+    if len(shape) == 2:
+        return itemsize * max(shape[1], 1), itemsize
     strides, step = [], itemsize
     for length in reversed(shape):
         strides.append(step)

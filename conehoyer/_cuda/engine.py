@@ -279,14 +279,15 @@ def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
         else:
             for k in range(LONG_BATCH):
                 read[k] = z[np.uint64(i + k * stride)] if i + k * stride < n else real(0)
-        found = False
+        marks = np.uint32(0)
         number, s4, q4 = int32(0), real(0), real(0)
         for k in range(LONG_BATCH):
             a = magnitude(read[k] * f * g, absolute, lowest)
             read[k] = a
             d = a - near
             over = a > top
-            found = found or (a > bottom and not over)
+            if a > bottom and not over:
+                marks = np.uint32(marks | np.uint32(1 << k))
             d = d if over else real(0)
             number = int32(number + int32(over))
             s4 += d
@@ -298,13 +299,15 @@ def keep_band(z, first, stride, f, g, absolute, least, anchor, low, high, kept):
                 q += float64(q4)
                 s4, q4 = real(0), real(0)
         nu += float64(number)
-        if block.anybody(found):
+        if block.anybody(marks != 0):
+            before, total = block.counted_before(cuda.popc(marks), LONG_BATCH)
+            at = int32(count + before)
             for k in range(LONG_BATCH):
-                inside = read[k] > bottom and not read[k] > top
-                before, total = block.flagged_before(inside)
-                if inside and count + before < kept.size:
-                    kept[np.uint64(count + before)] = read[k]
-                count = int32(count + total)
+                if marks & np.uint32(1 << k):
+                    if at < kept.size:
+                        kept[np.uint64(at)] = read[k]
+                    at = int32(at + 1)
+            count = int32(count + total)
         lead += LONG_BATCH * stride
     return nu, s, q, count
 
@@ -700,19 +703,19 @@ def copy_row(z, cache):
 @partial(kernel, bounds=WIDE)
 def project_rows(
     kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
-    info, flags, cached, todo,
+    info, flags, cached, left, todo,
 ):  # fmt: skip
     """Project the rows of x, a block for each; `cached`: shared memory has room for a row.
 
-    Or only those that `todo` lists after their number, if it has more than one entry.
+    Or only those that others have left, if `todo` lists them: so many.
     """
     room = cuda.shared.array(0, float64)
     held = cuda.shared.array(0, x.dtype)
     held = held[ROOM * cuda.blockDim.x * 8 // x.itemsize :]
     told = cuda.shared.array(TOLD, float64)
-    listed = todo.size > 1
-    for item in range(cuda.blockIdx.x, todo[0] if listed else x.shape[0], cuda.gridDim.x):
-        r = todo[1 + item] if listed else item
+    listed = todo.size > 0
+    for item in range(cuda.blockIdx.x, left[0] if listed else x.shape[0], cuda.gridDim.x):
+        r = todo[item] if listed else item
         z = x[r]
         if cached:
             copy_row(z, held)

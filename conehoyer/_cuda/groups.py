@@ -19,6 +19,8 @@ from .device import SIMULATED, cuda, function, kernel, launch, launch_each
 
 THREADS = 8 if SIMULATED else 256
 ROWS = 2 if SIMULATED else 8  # of blocks, that narrow ones are folded together
+_TOGETHER = 2 if SIMULATED else 4  # of them, where they are lower still
+_READ = 4 * _TOGETHER
 MOST_BLOCKS = 2 if SIMULATED else 1 << 16
 _NARROW = 4 if SIMULATED else 16  # columns of a block up to which a thread takes one
 _CELL = 64 if SIMULATED else 1 << 13  # entries of a part of a wide block or a label
@@ -95,6 +97,14 @@ def fold(flat, first, step, count, inner, unit):
 
 
 @register_jitable
+def fold_four(a, b, c, d, inner, unit, narrow):
+    """The same of four entries, of which some may be zeros that stand for none."""
+    if inner == LINF:
+        return float64(larger(larger(abs(a), abs(b)), larger(abs(c), abs(d))))
+    return four_terms(a * unit, b * unit, c * unit, d * unit, inner == L2, narrow)
+
+
+@register_jitable
 def unit_of(top, squares):
     """The power of two by which data are multiplied that gave this largest sum.
 
@@ -135,6 +145,8 @@ def fold_columns(inner, again, tops, flat, rows, columns, height, width, piece, 
     `lanes` threads lie side by side, and the others below them.
     """
     room = cuda.shared.array(0, float64)
+    read = cuda.local.array(_READ, flat.dtype)
+    real = flat.dtype.type
     t = cuda.threadIdx.x
     lane, below, deep = t % lanes, t // lanes, cuda.blockDim.x // lanes
     down, across = (rows + height - 1) // height, (columns + width - 1) // width
@@ -159,7 +171,19 @@ def fold_columns(inner, again, tops, flat, rows, columns, height, width, piece, 
             mine = lane < groups * width and j < columns
             for p in range(begin, end, ROWS):
                 cuda.syncthreads()  # somebody may still read
-                for k in range(ROWS):
+                for k in range(0, ROWS if height <= 4 else 0, _TOGETHER):
+                    for i in range(_READ):  # all are asked for before the first is used
+                        block, h = p + k + i // 4, i % 4
+                        inside = mine and block < end and h < height and block * height + h < rows
+                        place = np.uint64(at + i // 4 * step + h * columns)
+                        read[i] = flat[place] if inside else real(0)
+                    for i in range(_TOGETHER):
+                        room[(k + i) * cuda.blockDim.x + t] = fold_four(
+                            read[4 * i], read[4 * i + 1], read[4 * i + 2], read[4 * i + 3], inner,
+                            real(unit), read.itemsize == 4,
+                        )  # fmt: skip
+                    at += _TOGETHER * step
+                for k in range(ROWS if height > 4 else 0):
                     a = 0.0
                     if mine and p + k < end:
                         count = min(height, rows - (p + k) * height)

@@ -1,9 +1,12 @@
-"""Rows held in registers: a few threads of a warp for a short row, a block for a longer one.
+"""Rows held in shared memory: a few threads of a warp for a short row, a block for a longer one.
 
-Each row is read once and written once.  The threads of a team hold the entries, and all of them
+Each row is read once and written once.  The threads of a team share its words, and all of them
 take the same steps from the same sums; so no number but the sums moves between threads.  What is
 out of the ordinary (NaN, ties, numbers near the ends of the range, parameters that leave one
 entry or none) is put on a list for the engine's other kernel.
+
+In registers fewer rows would find room at once, and their loops would have to be written out: so
+much code that threads wait for their instructions.
 """
 
 import math
@@ -17,14 +20,17 @@ from .. import _math as m
 from . import block, engine, wide
 from .arrays import pick
 from .block import WARP
-from .device import SIMULATED, cuda, function, kernel, overload
+from .device import SIMULATED, cuda, function, kernel, overload, shared_memory_of_block
 
-HELD = {4: 8, 8: 8} if SIMULATED else {4: 32, 8: 16}  # entries of a thread, by their size
+WORDS = 5 if SIMULATED else 16  # wide words of a row that a thread looks after, at most
 THREADS = 16 if SIMULATED else 128  # of a block whose teams lie within warps
 MOST_WARPS = 4 if SIMULATED else 16  # of a team
-_BOUNDS = (MOST_WARPS * WARP, 1)
-_REGISTERS = 96  # of a thread: 20 warps at once on each multiprocessor; a few words are spilled
+_REGISTERS = 80  # of a thread: 24 warps at once on each multiprocessor, whose rows find room
 _ROOM = 6 * MOST_WARPS  # numbers in shared memory
+_OWN_BYTES = 2048  # of shared memory, no less than the kernels have beside the rows
+_BATCH = 4  # words that a thread reads before it uses the first
+_BANKS = 8  # neighbouring words that shared memory delivers at once
+_BYTES = wide.BYTES
 
 # Unsigned, as all indices here: none counts from the end.
 _WARP_BITS, _LAST_LANE = np.uint32(WARP.bit_length() - 1), np.uint32(WARP - 1)
@@ -167,85 +173,212 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
     return Search(m.GO, anchor, (tau - anchor) + rest, before, spare, f.passes + 1, f.exact)
 
 
-# --- a team's row ------------------------------------------------------------------------------
+# --- rows in shared memory ---------------------------------------------------------------------
+
+# The rows of a warp's teams, or the one row of a larger team, lie one behind the other in global
+# memory, and all these threads copy them together, neighbours on neighbouring words.  In shared
+# memory each begins `gap` words after the one before.
+
+
+class Walk(NamedTuple):
+    """How a thread goes through rows of `size` items, `step` items at a time."""
+
+    size: int
+    step: int
+    rows: int  # that a step passes over
+    rest: int
 
 
 @function
-def _load(row, lane, lanes, mine, by_words, pad, held, light):
-    """Read this thread's entries, `mine` in number; the others count as the pad.
+def _later(at, k, step):
+    """at + k·step without a detour through 64 bits, or through float64, as Numba would have it."""
+    return np.uint32(at + np.uint32(np.uint32(k) * step))
 
-    `light` takes them in float32.  Returns NaN if one of those read is not finite, else 0.
-    """
-    real, each = held.dtype.type, wide.BYTES // held.itemsize
-    if by_words:
-        at, step = np.uint32(each * lane), np.uint32(each * lanes)
-        if mine == held.size:  # without the questions: less than half of the instructions
-            for k in range(0, held.size, each):
-                wide.fetch(row, at, held, np.uint32(k))
-                at = np.uint32(at + step)
+
+@function
+def _walk(size, width):
+    size, width = np.uint32(size), np.uint32(width)
+    rows = np.uint32(width // size)
+    return Walk(size, width, rows, np.uint32(width % size))
+
+
+@function
+def _advance(walk, inside, place, skip):
+    """The next place, and where in its row it lies; between two rows `skip` is added."""
+    inside = np.uint32(inside + walk.rest)
+    place = np.uint32(_later(place, walk.rows, skip) + walk.step)
+    if inside >= walk.size:
+        inside, place = np.uint32(inside - walk.size), np.uint32(place + skip)
+    return inside, place
+
+
+@function
+def _copy_words(inward, flat, store, begin, rows, words, gap, t, width, read):
+    """Copy rows of so many words to ``store[begin:]``, or back, as the t-th of `width` threads."""
+    each, at = np.uint32(wide.BYTES // read.itemsize), np.uint32(t)
+    walk, skip, end = _walk(words, width), np.uint32(gap - words), np.uint32(rows * words)
+    inside, place = np.uint32(at % walk.size), _later(at, at // walk.size, skip)
+    while inward and _later(at, _BATCH - 1, walk.step) < end:
+        for k in range(_BATCH):  # all are asked for before the first is used
+            far = np.uint32(each * _later(at, k, walk.step))
+            wide.fetch(flat, far, read, np.uint32(k * each))
+        for k in range(_BATCH):
+            wide.put(store, _later(begin, each, place), read, np.uint32(k * each))
+            inside, place = _advance(walk, inside, place, skip)
+        at = _later(at, _BATCH, walk.step)
+    while at < end:
+        near, far = _later(begin, each, place), np.uint32(each * at)
+        if inward:
+            wide.fetch(flat, far, read, np.uint32(0))
+            wide.put(store, near, read, np.uint32(0))
         else:
-            for k in range(0, held.size, each):
-                if k < mine:
-                    wide.fetch(row, at, held, np.uint32(k))
-                else:
-                    for j in range(k, k + each):
-                        held[j] = pad
-                at = np.uint32(at + step)
-    else:
-        at, step = np.uint32(lane), np.uint32(lanes)
-        for k in range(held.size):
-            held[k] = row[at] if k < mine else pad
-            at = np.uint32(at + step)
-    probe = real(0)
-    for k in range(held.size):
-        probe = real(probe + held[k] * real(0))
-        light[k] = float32(held[k])
-    return float64(probe)
+            wide.fetch(store, near, read, np.uint32(0))
+            wide.put(flat, far, read, np.uint32(0))
+        inside, place = _advance(walk, inside, place, skip)
+        at = np.uint32(at + walk.step)
 
 
 @function
-def _sums(held, absolute, anchor, offset):
-    """Count, Σ(a − anchor) and Σ(a − anchor)² of this thread's a with a − anchor > offset.
+def _copy_entries(inward, flat, store, begin, rows, n, words, gap, t, width, pad, read):
+    """The same of rows of n entries that are no words: the last word is filled up with the pad."""
+    each, at = np.uint32(wide.BYTES // read.itemsize), np.uint32(t)
+    walk, n = _walk(np.uint32(words) * each, width), np.uint32(n)
+    skip, lack = np.uint32(each * np.uint32(gap - words)), np.uint32(n - walk.size)  # below 0
+    row, end = np.uint32(at // walk.size), np.uint32(np.uint32(rows) * walk.size)
+    inside = np.uint32(at % walk.size)
+    place, far = _later(np.uint32(begin + at), row, skip), _later(at, row, lack)
+    there = inside
+    while at < end:
+        if inward:
+            for k in range(read.size):
+                here = _later(at, k, walk.step) < end and there < n
+                read[k] = flat[far] if here else pad
+                there, far = _advance(walk, there, far, lack)
+        for k in range(read.size):
+            if _later(at, k, walk.step) < end:
+                if inward:
+                    store[place] = read[k]
+                elif inside < n:
+                    flat[far] = store[place]
+            if not inward:
+                _, far = _advance(walk, inside, far, lack)
+            inside, place = _advance(walk, inside, place, skip)
+        at = _later(at, read.size, walk.step)
 
-    Eight terms are added by pairs in the data's precision.
+
+# --- sums over a team's row ----------------------------------------------------------------------
+
+# Of the words at, at + stride, .. before `last`: entries of the shared memory, all.
+
+
+@function
+def _add_up(read, count, absolute, anchor, offset):
+    """Count, Σ(a − anchor) and Σ(a − anchor)² of the a read with a − anchor > offset, or NaN.
+
+    They are added by pairs in the data's precision.
     """
-    real = held.dtype.type
+    real = read.dtype.type
     near, edge, zero = real(anchor), real(offset), real(0)
-    count, s, q = int32(0), 0.0, 0.0
-    for g in range(0, held.size, 8):
-        s8, q8 = zero, zero
-        for k in range(g, g + 8, 2):
-            a = abs(held[k]) if absolute else held[k]
-            b = abs(held[k + 1]) if absolute else held[k + 1]
-            a, b = a - near, b - near
-            over, further = a > edge, b > edge
-            a, b = a if over else zero, b if further else zero
-            count = int32(count + int32(over) + int32(further))
-            s8 += a + b
-            q8 += a * a + b * b
-        s += float64(s8)
-        q += float64(q8)
-    return float64(count), s, q
+    number, s, q = int32(0), zero, zero
+    for k in range(0, count, 2):
+        a = abs(read[k]) if absolute else read[k]
+        b = abs(read[k + 1]) if absolute else read[k + 1]
+        a, b = a - near, b - near
+        over, further = not a <= edge, not b <= edge
+        a, b = a if over else zero, b if further else zero
+        number = int32(number + int32(over) + int32(further))
+        s += a + b
+        q += a * a + b * b
+    return number, s, q
 
 
 @function
-def _coarse_sums(held, absolute, near):
-    """The same for offset 0, quickly, all in float32; an entry that equals the anchor counts."""
+def _sums(store, at, last, stride, absolute, anchor, offset, read):
+    """Those of a row, of which eight are added in the data's precision at most."""
+    each = np.uint32(wide.BYTES // read.itemsize)
+    number, s, q = int32(0), 0.0, 0.0
+    while np.uint32(at + stride) < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        wide.fetch(store, np.uint32(at + stride), read, each)
+        count, s8, q8 = _add_up(read, 2 * each, absolute, anchor, offset)
+        number, s, q = int32(number + count), s + float64(s8), q + float64(q8)
+        at = _later(at, 2, stride)
+    if at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        count, s8, q8 = _add_up(read, each, absolute, anchor, offset)
+        number, s, q = int32(number + count), s + float64(s8), q + float64(q8)
+    return float64(number), s, q
+
+
+@function
+def _add_up_coarsely(read, count, absolute, near, below, s, q):
+    """Add to the same for offset 0, quickly, all in float32; of the number, those below."""
     zero = float32(0)
-    below = int32(0)
-    s, q, s2, q2 = zero, zero, zero, zero
-    for k in range(0, held.size, 2):
-        a = (abs(held[k]) if absolute else held[k]) - near
-        b = (abs(held[k + 1]) if absolute else held[k + 1]) - near
+    s2, q2 = zero, zero
+    for k in range(0, count, 2):
+        a, b = float32(read[k]), float32(read[k + 1])
+        a, b = (abs(a) if absolute else a) - near, (abs(b) if absolute else b) - near
         below = int32(below + _sign_bit(a) + _sign_bit(b))
         a, b = max(a, zero), max(b, zero)
         s, s2 = s + a, s2 + b
         q, q2 = q + a * a, q2 + b * b
-    return float32(int32(held.size + below)), s + s2, q + q2
+    return below, s + s2, q + q2
 
 
 @function
-def _coarse_search(kind, absolute, p, tol, n, narrow, f, light, room, lanes, turn):
+def _coarse_sums(store, at, last, stride, absolute, near, read):
+    """Those of a row; an entry that equals the anchor counts."""
+    each = np.uint32(wide.BYTES // read.itemsize)
+    number, s, q = int32(0), float32(0), float32(0)
+    while _later(at, _BATCH - 1, stride) < last:
+        for k in range(_BATCH):
+            wide.fetch(store, _later(at, k, stride), read, np.uint32(k * each))
+        number, s, q = _add_up_coarsely(
+            read, _BATCH * each, absolute, near, int32(number + read.size), s, q
+        )
+        at = _later(at, _BATCH, stride)
+    while at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        number, s, q = _add_up_coarsely(
+            read, each, absolute, near, int32(number + int32(each)), s, q
+        )
+        at = np.uint32(at + stride)
+    return float32(number), s, q
+
+
+@function
+def _exact_sums(store, at, last, stride, absolute, anchor, offset, read):
+    """The sums in float64."""
+    each = np.uint32(wide.BYTES // read.itemsize)
+    nu, s, q = 0.0, 0.0, 0.0
+    while at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        for k in range(each):
+            a = abs(read[k]) if absolute else read[k]
+            nu, s, q = engine.add_exact(a, anchor, offset, nu, s, q)
+        at = np.uint32(at + stride)
+    return nu, s, q
+
+
+@function
+def _probe(store, at, last, stride, read):
+    """NaN if an entry is not finite, else 0: −∞ is in no sum."""
+    each, probe = np.uint32(wide.BYTES // read.itemsize), read.dtype.type(0)
+    while at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        for k in range(each):
+            probe += read[k] * probe
+        at = np.uint32(at + stride)
+    return float64(probe)
+
+
+# --- a team's row ------------------------------------------------------------------------------
+
+
+@function
+def _coarse_search(
+    kind, absolute, p, tol, n, pads, narrow, f, store, at, last, stride, read, room, lanes, turn
+):  # fmt: skip
     """Newton's steps in float32, until the support will hardly change.
 
     Takes and returns a `Search`; what it finds is where the exact one begins.  At the first pass
@@ -259,15 +392,15 @@ def _coarse_search(kind, absolute, p, tol, n, narrow, f, light, room, lanes, tur
     passes, going = f.passes, f.status == m.GO and bound > float32(0)
     while block.anybody(going):
         if absolute:
-            nu, s, q = _coarse_sums(light, True, tau)
+            nu, s, q = _coarse_sums(store, at, last, stride, True, tau, read)
         else:
-            nu, s, q = _coarse_sums(light, False, tau)
+            nu, s, q = _coarse_sums(store, at, last, stride, False, tau, read)
         nu, s, q = _sum_team(room, lanes, turn, nu, s, q)
         turn = 1 - turn
         first = passes == 0
         if going and first:
             if absolute:
-                nu -= float32(lanes * light.size - n)  # the pads
+                nu -= float32(pads)
             slack = float32(max(1e-4, 2.0 * tol)) * bound  # float16 has a larger one
             if kind == m.CAI:
                 going = m.level_excess(bound, s, q) > slack * q
@@ -313,167 +446,191 @@ def _coarse_search(kind, absolute, p, tol, n, narrow, f, light, room, lanes, tur
 
 
 @function
-def _exact_sums(held, absolute, anchor, offset):
-    """The same in float64."""
-    nu, s, q = 0.0, 0.0, 0.0
-    for k in range(held.size):
-        a = abs(held[k]) if absolute else held[k]
-        far = float64(a) - anchor
-        if far > offset:
-            nu += 1.0
-            s += far
-            q += far * far
-    return nu, s, q
-
-
-@function
-def _finish(kind, absolute, st, l2, held):
-    """Put this thread's part of the result where its entries are."""
-    real = held.dtype.type
+def _finish(kind, absolute, st, l2, store, at, last, stride, read):
+    """Put the result where this thread's entries are."""
+    each, real = np.uint32(wide.BYTES // read.itemsize), read.dtype.type
     zero = real(0)
     anchor = real(st.anchor + st.offset)
     offset = real((st.anchor - float64(anchor)) + st.offset)
     dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
     if st.status == m.FEASIBLE:  # CAI, L1
-        for k in range(held.size):
-            held[k] = held[k] if absolute or held[k] > zero else zero
-    elif absolute:
-        for k in range(held.size):
-            d = (abs(held[k]) - anchor) - offset
-            held[k] = math.copysign(d * factor, held[k]) if d > dust else zero
-    else:
-        for k in range(held.size):
-            d = (held[k] - anchor) - offset
-            held[k] = d * factor if d > dust else zero
+        while not absolute and at < last:
+            wide.fetch(store, at, read, np.uint32(0))
+            for k in range(each):
+                read[k] = read[k] if read[k] > zero else zero
+            wide.put(store, at, read, np.uint32(0))
+            at = np.uint32(at + stride)
+        return
+    while at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        for k in range(each):
+            d = ((abs(read[k]) if absolute else read[k]) - anchor) - offset
+            x = math.copysign(d * factor, read[k]) if absolute else d * factor
+            read[k] = x if d > dust else zero
+        wide.put(store, at, read, np.uint32(0))
+        at = np.uint32(at + stride)
 
 
 @function
-def _write(held, lane, lanes, mine, by_words, out):
-    """Write what this thread holds."""
-    each = wide.BYTES // held.itemsize
-    if by_words:
-        at, step = np.uint32(each * lane), np.uint32(each * lanes)
-        if mine == held.size:
-            for k in range(0, held.size, each):
-                wide.put(out, at, held, np.uint32(k))
-                at = np.uint32(at + step)
-        else:
-            for k in range(0, held.size, each):
-                if k < mine:
-                    wide.put(out, at, held, np.uint32(k))
-                at = np.uint32(at + step)
-    else:
-        at, step = np.uint32(lane), np.uint32(lanes)
-        for k in range(held.size):
-            if k < mine:
-                out[at] = held[k]
-            at = np.uint32(at + step)
-
-
-@function
-def _nonzeros(held):
+def _nonzeros(store, at, last, stride, read):
     """How many entries of this thread's part of the result are not zero; the pads are."""
-    count, zero = int32(0), held.dtype.type(0)
-    for k in range(held.size):
-        count = int32(count + int32(held[k] != zero))
+    each, zero = np.uint32(wide.BYTES // read.itemsize), read.dtype.type(0)
+    count = int32(0)
+    while at < last:
+        wide.fetch(store, at, read, np.uint32(0))
+        for k in range(each):
+            count = int32(count + int32(read[k] != zero))
+        at = np.uint32(at + stride)
     return float64(count)
 
 
-def _made(count, narrow):
-    """Make the kernel whose threads hold so many entries; narrow ones are float32."""
+def _made(narrow):
+    """Make the kernel of this type: narrow is float32."""
     dtype = np.dtype(np.float32 if narrow else np.float64)
     lowest, each = float(np.finfo(dtype).min), wide.BYTES // dtype.itemsize
+    batch = _BATCH * each
 
     def project_held(
         kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows, n,
-        goal_n, bits, by_words, reported, todo,
+        gap, bits, by_words, reported, left, todo,
     ):  # fmt: skip
+        store = cuda.shared.array(0, flat.dtype, alignment=_BYTES)
         room = cuda.shared.array(_ROOM, float64)
         small_room = cuda.shared.array(_ROOM, float32)
-        held = cuda.local.array(count, flat.dtype)
-        light = cuda.local.array(count, float32)
+        read = cuda.local.array(batch, flat.dtype)
         real = flat.dtype.type
         t, lanes = cuda.threadIdx.x, int32(int32(1) << int32(bits))  # no division, which takes long
-        lane, many, teams = int32(t & (lanes - 1)), lanes > WARP, cuda.blockDim.x >> bits
+        many, teams = lanes > WARP, cuda.blockDim.x >> bits
         pad = real(0) if absolute else real(lowest)
-        mine = int32((n - lane + lanes - 1) >> bits)
-        if by_words:
-            mine = int32(((n // each - lane + lanes - 1) >> bits) * each)
+        words = int32((n + each - 1) // each)
+        pads = words * each - n
+        width = int32(lanes if many else WARP)  # threads that copy together
+        own = int32(t & (width - 1))
+        team, lane = int32(own >> bits), int32(own & (lanes - 1))
+        together = int32(width >> bits)
+        first = int32((t - own) >> bits)  # of their rows
+        begin = np.uint32(first * gap * each)
+        at = np.uint32(begin + (team * gap + lane) * each)
+        last = np.uint32(begin + (team * gap + words) * each)
+        stride = np.uint32(each * lanes)
         base = cuda.blockIdx.x * teams
         while base < rows:
-            r = base + (t >> bits)
+            lead = base + first
+            mine = int32(min(together, rows - lead))
+            r = lead + team
             live = r < rows
             r = r if live else base
-            bad = _load(flat[r * n :], lane, lanes, mine, by_words, pad, held, light)
+            if mine > 0:
+                if by_words:
+                    _copy_words(
+                        True, flat[lead * n :], store, begin, mine, words, gap, own, width, read
+                    )
+                else:
+                    _copy_entries(
+                        True, flat[lead * n :], store, begin, mine, n, words, gap, own, width,
+                        pad, read,
+                    )  # fmt: skip
+            block.meet(many)
+            bad = 0.0 if absolute else _probe(store, at, last, stride, read)
             p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
-            usual = low <= p <= high
+            usual = live and low <= p <= high
             if kind <= m.SIMPLEX:
                 usual = usual and p > 0.0
             else:
                 usual = usual and p > 1.0 and not (kind == m.HOYER and p >= n)
             f, going, turn = _begin(kind, usual, lowest), usual, 0
             nu, s, q = 0.0, 0.0, 0.0
-            first, coarse = True, kind != m.HOYER  # whose norm the exact pass finds
+            start, coarse = True, kind != m.HOYER  # whose norm the exact pass finds
             while block.anybody(going):
                 if coarse:
                     f, turn = _coarse_search(
-                        kind, absolute, p, tol, n, narrow, f, light, small_room, lanes, turn
-                    )
+                        kind, absolute, p, tol, n, pads, narrow, f, store, at, last, stride, read,
+                        small_room, lanes, turn,
+                    )  # fmt: skip
                     going = f.status == m.GO
                 if not narrow or f.exact:
-                    nu, s, q = _exact_sums(held, absolute, f.anchor, f.offset)
+                    nu, s, q = _exact_sums(
+                        store, at, last, stride, absolute, f.anchor, f.offset, read
+                    )
                 elif absolute:
-                    nu, s, q = _sums(held, True, f.anchor, f.offset)
+                    nu, s, q = _sums(store, at, last, stride, True, f.anchor, f.offset, read)
                 else:
-                    nu, s, q = _sums(held, False, f.anchor, f.offset)
+                    nu, s, q = _sums(store, at, last, stride, False, f.anchor, f.offset, read)
                 nu, s, q = _sum_team(room, lanes, turn, nu, s + bad, q)
                 turn = 1 - turn
                 if going:
-                    if first and absolute and kind == m.HOYER:
+                    if start and absolute and kind == m.HOYER:
                         nu = float64(n)  # not the pads
-                    if first and kind == m.HOYER and l2 < 0.0:
+                    if start and kind == m.HOYER and l2 < 0.0:
                         l2 = math.sqrt(q) if nu == n else math.nan
                     f = _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q)
                 going = f.status == m.GO
-                first, coarse = False, first and kind == m.HOYER
+                start, coarse = False, start and kind == m.HOYER
             s, q = m.sums_at(nu, s, q, f.offset)
             st = m.State(f.status, f.anchor, f.offset, 0.0, 0.0, nu, 0, False, True, f.passes, s, q)
             done = f.status != ODD
             if kind == m.HOYER and done:  # which is SOFT
                 done = m.fits_unit(l2, st, flat.itemsize)
             if live and done:
-                _finish(kind, absolute, st, l2, held)
-                # goal_n is n: told so, the compiler would keep all places in registers.
-                _write(held, lane, lanes, mine, by_words, goal[r * goal_n :])
+                _finish(kind, absolute, st, l2, store, at, last, stride, read)
             elif live and lane == 0:
-                todo[1 + cuda.atomic.add(todo, 0, 1)] = r
+                todo[cuda.atomic.add(left, 0, 1)] = r
             if reported:
-                nonzeros, _, _ = _sum_team(room, lanes, turn, _nonzeros(held), 0.0, 0.0)
+                count = _nonzeros(store, at, last, stride, read)
+                count, _, _ = _sum_team(room, lanes, turn, count, 0.0, 0.0)
                 if live and done and lane == 0:
-                    engine.report_state(st, kind, p, 0, nonzeros, info[r])
-            if many:
-                cuda.syncthreads()  # before the next row's sums are stored
+                    engine.report_state(st, kind, p, 0, count, info[r])
+            block.meet(many)
+            if mine > 0:  # those that are left come back as they were
+                if by_words:
+                    _copy_words(
+                        False, goal[lead * n :], store, begin, mine, words, gap, own, width, read
+                    )
+                else:
+                    _copy_entries(
+                        False, goal[lead * n :], store, begin, mine, n, words, gap, own, width,
+                        pad, read,
+                    )  # fmt: skip
+            block.meet(many)  # before the next rows come
             base += cuda.gridDim.x * teams
 
-    project_held.__name__ = project_held.__qualname__ = f"project_held_{count}"
-    project_held.__doc__ = f"Project the rows of x; a thread holds {count} entries of one."
-    return kernel(project_held, _BOUNDS, _REGISTERS)
+    project_held.__name__ = project_held.__qualname__ = f"project_held_{dtype.itemsize}"
+    project_held.__doc__ = f"Project the rows of x, whose entries have {dtype.itemsize} bytes."
+    return kernel(project_held, bounds=None, registers=_REGISTERS)
 
 
-KERNELS = {size: _made(count, size == 4) for size, count in HELD.items()}
-project_held_16, project_held_32 = KERNELS[8], KERNELS[4]
+KERNELS = {4: _made(True), 8: _made(False)}
+project_held_4, project_held_8 = KERNELS[4], KERNELS[8]
+
+
+def words_of(n, itemsize):
+    """Wide words of a row, the last of which may not be full."""
+    return -(-n * itemsize // wide.BYTES)
 
 
 def fits(n, itemsize):
     """Whether a team can hold a row of this length."""
-    return 0 < n <= HELD[itemsize] * MOST_WARPS * WARP
+    words = words_of(n, itemsize)
+    room = shared_memory_of_block() - _OWN_BYTES
+    return 0 < words <= min(WORDS * MOST_WARPS * WARP, room // wide.BYTES)
 
 
-def bits_for(n, itemsize):
-    """A team's number of threads is two to this power."""
-    return max(-(-n // HELD[itemsize]) - 1, 0).bit_length()
+class Plan(NamedTuple):
+    """How rows of some length are held."""
+
+    bits: int  # a team's number of threads is two to this power
+    gap: int  # words from one row to the next
+    threads: int  # of a block: several teams within warps, or one of several warps
+    shared: int  # bytes
 
 
-def threads_for(bits):
-    """Threads of a block: several teams within warps, or one of several warps."""
-    return THREADS if 1 << bits <= WARP else 1 << bits
+def plan(n, itemsize):
+    """The plan for rows that fit."""
+    words = words_of(n, itemsize)
+    bits = max(-(-words // WORDS) - 1, 0).bit_length()
+    lanes = 1 << bits
+    gap = words
+    if lanes < _BANKS:  # an odd multiple: teams side by side then read from different banks
+        gap = lanes * (-(-words // lanes) | 1)
+    threads = THREADS if lanes <= WARP else lanes
+    return Plan(bits, gap, threads, (threads >> bits) * gap * wide.BYTES)

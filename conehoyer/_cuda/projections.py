@@ -108,19 +108,20 @@ def run_rows(
     if n < _LONG_FROM or count >= _MANY or by_teams:
         room = n * itemsize
         cached = shared + room <= SHARED_MEMORY
-        blocks, todo = min(count, _MOST_ROWS), flags[:1]
+        blocks, left, todo = min(count, _MOST_ROWS), flags[:0], flags[:0]
         if by_teams:
-            bits = held.bits_for(n, itemsize)
-            width = held.threads_for(bits)
-            todo = home.zeros(count + 1, "int32")
+            plan = held.plan(n, itemsize)
+            left, todo = home.zeros(1, "int32"), home.scratch((count,), "int32")
             launch(
-                held.KERNELS[itemsize], home, min(-(-(count << bits) // width), _MOST_ROWS), width,
-                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, n, bits,
-                wide.are_aligned(z, out), reported, todo,
+                held.KERNELS[itemsize], home,
+                min(-(-(count << plan.bits) // plan.threads), _MOST_ROWS), plan.threads,
+                *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, plan.gap, plan.bits,
+                wide.are_aligned(z, out), reported, left, todo, shared=plan.shared,
+                much=True,
             )  # fmt: skip
             blocks = min(count, _LEFT_BLOCKS)
         launch(
-            by_rows, home, blocks, threads, *given, cached, todo,
+            by_rows, home, blocks, threads, *given, cached, left, todo,
             shared=shared + room if cached else shared,
         )  # fmt: skip
         return

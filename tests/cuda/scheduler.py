@@ -166,6 +166,12 @@ def any_sync(self, mask, flag):
     return int(ballot_sync(self, mask, flag) != 0)
 
 
+def syncwarp(self, mask=None):
+    """Wait for the warp."""
+    thread = greenlet.getcurrent()
+    thread.wait_at(thread.warp)
+
+
 _swapped: list[dict] = []
 
 
@@ -201,5 +207,6 @@ def install():
     module.dynamic = property(lambda self: self._shared._dynshared_size)
     module.shared = property(lambda self: greenlet.getcurrent().block.shared)
     module.shfl_xor_sync, module.ballot_sync, module.any_sync = shfl_xor_sync, ballot_sync, any_sync
+    module.syncwarp = syncwarp
     module.laneid = property(lambda self: greenlet.getcurrent().thread_id % WARP)
     kernelapi.GridGroup.sync = lambda self: greenlet.getcurrent().sync_grid()

@@ -9,7 +9,7 @@ FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
 # Of a float32 kernel: the scalar search for τ, and adding up. What is done to each entry is done
 # in float32; a constant that promotes it to float64 shows here.
 FLOAT64_OPERATIONS = {
-    "project_held_32": 600,  # exact passes are written out entry by entry
+    "project_held_4": 600,
     "project_rows": 800,
     "project_long": 1200,
     "_gather": 0,
@@ -18,8 +18,8 @@ FLOAT64_OPERATIONS = {
 
 # What a kernel must hold, and must not: each costs a tenth of the time or more.
 WANTED = {
-    "project_held_32": ["ld.global.v4.f32", "st.global.v4.f32"],
-    "project_held_16": ["ld.global.v2.f64", "st.global.v2.f64"],
+    "project_held_4": ["ld.global.v4.f32", "st.global.v4.f32", "ld.shared.v4.f32"],
+    "project_held_8": ["ld.global.v2.f64", "st.global.v2.f64", "ld.shared.v2.f64"],
 }
 UNWANTED = {name: ["div.rn.f32", "sqrt.rn.f32"] for name in WANTED}
 
@@ -39,9 +39,9 @@ def signatures(t):
     )  # fmt: skip
     yield held.KERNELS[t.bitwidth // 8], (
         *asked, array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT,
-        BOOL, BOOL, array(types.int32, 1),
+        BOOL, BOOL, flags, flags,
     )  # fmt: skip
-    yield engine.project_rows, (*engine_types, BOOL, array(types.int32, 1))
+    yield engine.project_rows, (*engine_types, BOOL, flags, flags)
     yield engine.project_long, (*engine_types, INT, array(FLOAT, 3), array(t, 2))
     yield engine.count_bad, (array(t, 2), flags)
     for ndim in (1, 2, 3):
