@@ -103,18 +103,48 @@ def view(shape, dtype, strides=None, pointer=4096):
     return View(pointer, shape, strides, np.dtype(dtype), None)
 
 
+def type_of(view):
+    kind, _ = view.as_argument()
+    return kind.type
+
+
 def test_views():
     a = view((4, 6), "f4")
     assert (a.size, a.ndim, a.nbytes, a.strides) == (24, 2, 96, (24, 4))
-    assert a.words == (0, 0, 24, 4, 4096, 4, 6, 24, 4)
-    assert a.kind.type == numba.types.Array(numba.float32, 2, "C")
-    assert (a[1:3].pointer, a[1:3].shape, a[1:3].kind.type) == (4120, (2, 6), a.kind.type)
+    assert a.as_argument()[1] == (0, 0, 24, 4, 4096, 4, 6, 24, 4)
+    assert type_of(a) == numba.types.Array(numba.float32, 2, "C")
+    assert (a[1:3].pointer, a[1:3].shape, type_of(a[1:3])) == (4120, (2, 6), type_of(a))
     assert (a[2].pointer, a[2].shape, a[2].strides) == (4144, (6,), (4,))
     assert a.reshape(3, 8).strides == (32, 4)
-    assert a.view("i4").kind.type == numba.types.Array(numba.int32, 2, "C")
+    assert type_of(a.view("i4")) == numba.types.Array(numba.int32, 2, "C")
     turned = view((6, 4), "f4", (4, 24))
-    assert turned.kind.type == numba.types.Array(numba.float32, 2, "A")
+    assert type_of(turned) == numba.types.Array(numba.float32, 2, "A")
     assert turned.__cuda_array_interface__["strides"] == (4, 24)
+
+
+def test_numba_is_asked_for_a_device_once_a_context(monkeypatch):
+    from conehoyer._cuda import device
+
+    asked, context = [], [0]  # 0: none yet
+
+    def get_current_device():
+        asked.append(context[0])
+        context[0] = context[0] or 7
+        return SimpleNamespace(id=context[0] % 5)
+
+    monkeypatch.setattr(device, "_numbers", {})
+    monkeypatch.setattr(device, "cuda", SimpleNamespace(get_current_device=get_current_device))
+    driver = SimpleNamespace(cuCtxGetCurrent=lambda: (0, context[0]))
+    monkeypatch.setattr(device, "_driver", lambda: driver)
+    assert [device.current_device() for _ in range(3)] == [2, 2, 2]
+    context[0] = 9  # another device's
+    assert [device.current_device() for _ in range(3)] == [4, 4, 4]
+    context[0] = 7
+    assert device.current_device() == 2
+    assert asked == [0, 9]
+    driver.cuCtxGetCurrent = lambda: (3, None) if context[0] == 0 else (0, context[0])
+    context[0] = 0  # the driver has not been initialised
+    assert device.current_device() == 2
 
 
 def test_wide_words():
@@ -161,18 +191,18 @@ def test_what_is_launched_has_been_compiled(shape, t, monkeypatch):
 
     monkeypatch.setattr(device, "_compiled", compiled)
     monkeypatch.setattr(cuda.core, "launch", lambda *arguments: None)
-    monkeypatch.setattr(
-        device, "cuda", SimpleNamespace(get_current_device=lambda: SimpleNamespace(id=0))
-    )
+    monkeypatch.setattr(device, "current_device", lambda: 0)
     monkeypatch.setattr(device, "_most_shared", lambda device: 1 << 17)
-    monkeypatch.setattr(device, "_allow_shared", lambda compiled, device: None)
+    monkeypatch.setattr(device, "_allow_shared", lambda kernel, device: None)
     device._blocks_at_once.cache_clear()
+    device._loaded.cache_clear()
     bound = arrays.Parameter(3.0, None, 0.0, 9.0)
     projections.run_rows(
         Home(), m.L1, True, bound, projections.OWN_NORM, 1e-9, view(shape, t), view(shape, t),
         view((1, 5), "f8"), view((3,), "i4"), reported=False,
     )  # fmt: skip
     device._blocks_at_once.cache_clear()
+    device._loaded.cache_clear()
     known = {
         (kernel, tuple(types)) for kernel, types in engine.signatures(numba.from_dtype(np.dtype(t)))
     }

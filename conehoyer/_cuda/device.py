@@ -6,7 +6,6 @@ the work goes.
 """
 
 import contextlib
-import ctypes
 import hashlib
 import importlib.util
 import math
@@ -51,6 +50,29 @@ def require_driver():
             f"the driver supports CUDA {have[0]}.{have[1]}, the toolkit installed is CUDA "
             f"{need[0]}.{need[1]}: update the driver, or {_EXTRAS}"
         )
+
+
+_numbers: dict[int, int] = {}  # of devices, by their contexts that Numba has seen
+
+
+def current_device() -> int:
+    """Number of the thread's device: what Numba says, which takes longer each time it is asked.
+
+    A thread that comes for the first time is given a context.
+    """
+    error, context = _driver().cuCtxGetCurrent()
+    number = None if error else _numbers.get(int(context))
+    if number is None:
+        number = cuda.get_current_device().id
+        _numbers[int(_driver().cuCtxGetCurrent()[1])] = number
+    return number
+
+
+@cache
+def _driver():
+    from cuda.bindings import driver
+
+    return driver
 
 
 # --- compilation ---------------------------------------------------------------------------
@@ -112,7 +134,7 @@ def threads_for(count, each=1):
 
 def shared_memory_of_block():
     """Bytes that a block of the current device may have if its kernel asks for them."""
-    return SHARED_MEMORY if SIMULATED else _most_shared(cuda.get_current_device().id)
+    return SHARED_MEMORY if SIMULATED else _most_shared(current_device())
 
 
 @cache
@@ -120,12 +142,10 @@ def _most_shared(device):
     return cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
-@cache
-def _allow_shared(compiled, device):
+def _allow_shared(kernel, device):
     """Let a kernel ask for all that a block may have, and multiprocessors keep room for many."""
-    from cuda.bindings import driver
-
-    kernel, names = compiled._codelibrary.get_cufunc().kernel, driver.CUfunction_attribute
+    driver = _driver()
+    names = driver.CUfunction_attribute
     for name, value in (
         (
             names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -141,8 +161,8 @@ def _allow_shared(compiled, device):
 class _Kind:
     """What an argument is to a kernel; quicker to look up than Numba's types, which it holds."""
 
-    def __init__(self, kind, word=None):
-        self.type, self.word = kind, word
+    def __init__(self, kind):
+        self.type = kind
 
 
 @cache
@@ -151,19 +171,43 @@ def _array_kind(code, ndim, layout):
 
 
 class View:
-    """Memory of the GPU as kernels take it; slices and reshapes like an array."""
+    """Memory of the GPU as kernels take it; slices and reshapes like an array.
+
+    A call makes a dozen, most for their address only: the rest is found when it is asked for.
+    """
+
+    __slots__ = ("_argument", "_strides", "dtype", "owner", "pointer", "shape")
 
     def __init__(self, pointer, shape, strides, dtype, owner):
         self.pointer, self.shape, self.dtype, self.owner = pointer, shape, dtype, owner
-        own = contiguous_strides(shape, dtype.itemsize)
-        self.strides = own if strides is None else strides
-        self.ndim, self.size = len(shape), math.prod(shape)
-        self.kind = _array_kind(dtype.char, self.ndim, "C" if self.strides == own else "A")
+        self._strides, self._argument = strides, None  # no strides: contiguous
 
     @property
-    def words(self):
-        """The fields of Numba's arrays, as a kernel takes them."""
-        return 0, 0, self.size, self.dtype.itemsize, self.pointer, *self.shape, *self.strides
+    def strides(self):
+        """Bytes from one entry to the next."""
+        if self._strides is None:
+            self._strides = contiguous_strides(self.shape, self.dtype.itemsize)
+        return self._strides
+
+    @property
+    def ndim(self):
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self):
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    def as_argument(self):
+        """What it is to a kernel, and the fields of Numba's arrays, as a kernel takes them."""
+        if self._argument is None:
+            shape, each = self.shape, self.dtype.itemsize
+            own = contiguous_strides(shape, each)
+            strides = own if self._strides is None else self._strides
+            kind = _array_kind(self.dtype.char, len(shape), "C" if strides == own else "A")
+            self._argument = kind, (0, 0, math.prod(shape), each, self.pointer, *shape, *strides)
+        return self._argument
 
     @property
     def nbytes(self):
@@ -203,27 +247,49 @@ class View:
         return self.array().copy_to_host(stream=stream)
 
 
-_SCALARS = {
-    bool: _Kind(types.boolean, bool), int: _Kind(types.int64, ctypes.c_int64),
-    float: _Kind(types.float64, ctypes.c_double),
-}  # fmt: skip
+# As they are: those of ctypes take a launch twenty times as long.
+_SCALARS = {bool: _Kind(types.boolean), int: _Kind(types.int64), float: _Kind(types.float64)}
 
 
-def _typed(argument):
-    """An argument's kind, and the words that stand for it."""
-    if type(argument) is View:
-        return argument.kind, argument.words
-    kind = _SCALARS.get(type(argument))
-    if kind is not None:
-        return kind, (kind.word(argument),)
-    if isinstance(argument, np.generic):
-        return _typed(argument.item())
-    return _typed(Home().view(argument))  # a device array
+def _typed(arguments):
+    """The arguments' kinds, and the words that stand for them."""
+    kinds, words = [], []
+    for argument in arguments:
+        kind = _SCALARS.get(type(argument))
+        if kind is None and isinstance(argument, np.generic):
+            argument = argument.item()
+            kind = _SCALARS[type(argument)]
+        if kind is not None:
+            words.append(argument)
+        else:
+            view = argument if type(argument) is View else Home().view(argument)
+            kind, fields = view.as_argument()
+            words += fields
+        kinds.append(kind)
+    return tuple(kinds), words
+
+
+@cache
+def _core():
+    """What launches and allocates; an import takes a microsecond each time."""
+    import cuda.core
+
+    return cuda.core
 
 
 @cache
 def _compiled(kernel, kinds):
     return kernel.compile(tuple(kind.type for kind in kinds))
+
+
+@cache
+def _loaded(kernel, kinds, device, much):
+    """The kernel for such arguments on the current device, and whether its blocks run together."""
+    compiled = _compiled(kernel, kinds)
+    loaded = compiled._codelibrary.get_cufunc().kernel
+    if much:
+        _allow_shared(loaded, device)
+    return loaded, compiled.cooperative
 
 
 @lru_cache(maxsize=1024)  # shapes may be many
@@ -243,19 +309,10 @@ def launch(kernel, home, blocks, threads, *arguments, shared=0, much=False):
     if SIMULATED:
         kernel[blocks, threads, home.stream, shared](*arguments)
         return
-    from cuda.core import launch
-
-    kinds, words = [], []
-    for argument in arguments:
-        kind, fields = _typed(argument)
-        kinds.append(kind)
-        words += fields
-    compiled = _compiled(kernel, tuple(kinds))
-    function = compiled._codelibrary.get_cufunc()  # of the current device
-    if much:
-        _allow_shared(compiled, cuda.get_current_device().id)
-    config = _launch_config(blocks, threads, shared, compiled.cooperative)
-    launch(home.core_stream, config, function.kernel, *words)
+    kinds, words = _typed(arguments)
+    loaded, together = _loaded(kernel, kinds, current_device(), much)
+    config = _launch_config(blocks, threads, shared, together)
+    _core().launch(home.core_stream, config, loaded, *words)
 
 
 def launch_each(kernel, home, count, *arguments):
@@ -274,8 +331,8 @@ def blocks_at_once(kernel, home, threads, shared, *arguments):
     """How many blocks of this kernel, called with these arguments, the GPU runs at once."""
     if SIMULATED:  # which synchronises one block, unless the tests have seen to it
         return kernel.overloads[()].max_cooperative_grid_blocks(threads)
-    kinds = tuple(_typed(argument)[0] for argument in arguments)
-    device = cuda.get_current_device().id
+    kinds, _ = _typed(arguments)
+    device = current_device()
     return _blocks_at_once(kernel, kinds, threads, shared, device)
 
 
@@ -296,6 +353,11 @@ def _core_stream(pointer):
     return Stream.from_handle(pointer)
 
 
+@lru_cache(maxsize=256)
+def _name(dtype):
+    return np.dtype(dtype).name
+
+
 class Home:
     """Where arrays live: their library, device and stream."""
 
@@ -309,7 +371,7 @@ class Home:
 
     def dtype(self, x) -> str:
         """Name of the dtype, "bfloat16" among them."""
-        return np.dtype(x.dtype).name
+        return _name(x.dtype)
 
     def interface(self, x) -> dict:
         """Address, shape, strides (in bytes) and type of the array's memory."""
@@ -375,13 +437,17 @@ class Home:
     @contextlib.contextmanager
     def active(self):
         """Make the array's device the current one."""
-        if self.device is None:
-            if not SIMULATED:
-                cuda.current_context()  # a thread may come for the first time
+        if SIMULATED or current_device() == self.device or self.device is None:
             yield
         else:
             with cuda.gpus[self.device]:
                 yield
+
+
+@cache
+def _memory(device):
+    """The pool of the current device."""
+    return _core().Device().memory_resource
 
 
 class _Numba(Home):
@@ -389,12 +455,9 @@ class _Numba(Home):
         self.stream = x.stream
 
     def scratch(self, shape, dtype):  # device_array takes long, and waits for the GPU to free
-        from cuda.core import Device
-
         dtype = np.dtype(dtype)
-        held = Device().memory_resource.allocate(
-            max(math.prod(shape) * dtype.itemsize, 1), stream=self.core_stream
-        )
+        bytes_ = max(math.prod(shape) * dtype.itemsize, 1)
+        held = _memory(current_device()).allocate(bytes_, stream=self.core_stream)
         return View(int(held.handle), tuple(shape), None, dtype, held)
 
 
@@ -406,7 +469,7 @@ class _Foreign(_Numba):
         self.stream = 0 if pointer is None else _stream(pointer)
 
     def dtype(self, x):
-        return np.dtype(self.interface(x)["typestr"]).name
+        return _name(self.interface(x)["typestr"])
 
 
 class _CuPy(Home):

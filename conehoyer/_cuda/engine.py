@@ -85,7 +85,8 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
     guessed = first and n >= GUESS_FROM and (kind == m.L1 or kind == m.CAI)
     # Squares of float32 are float32, but for those of a pinned state.
     least, most = (1e-9, 1e15) if narrow and not st.pinned else (1e-100, 1e100)
-    fits = least < abs(st.anchor) + math.sqrt(q) < most
+    # Seen from another anchor (of a band), rounding may leave q below 0.
+    fits = least < abs(st.anchor) + math.sqrt(max(q, 0.0)) < most
     if cone and nu > 0.0 and math.isfinite(s) and s != 0.0 and not fits:
         told[0] = m.RESCALE
         return
@@ -703,19 +704,19 @@ def copy_row(z, cache):
 @partial(kernel, bounds=WIDE)
 def project_rows(
     kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
-    info, flags, cached, left, todo,
+    info, flags, cached, todo,
 ):  # fmt: skip
     """Project the rows of x, a block for each; `cached`: shared memory has room for a row.
 
-    Or only those that others have left, if `todo` lists them: so many.
+    Or only those that `todo` lists after their number, if it has entries.
     """
     room = cuda.shared.array(0, float64)
     held = cuda.shared.array(0, x.dtype)
     held = held[ROOM * cuda.blockDim.x * 8 // x.itemsize :]
     told = cuda.shared.array(TOLD, float64)
     listed = todo.size > 0
-    for item in range(cuda.blockIdx.x, left[0] if listed else x.shape[0], cuda.gridDim.x):
-        r = todo[item] if listed else item
+    for item in range(cuda.blockIdx.x, todo[0] if listed else x.shape[0], cuda.gridDim.x):
+        r = todo[1 + item] if listed else item
         z = x[r]
         if cached:
             copy_row(z, held)

@@ -492,7 +492,7 @@ def _made(narrow):
 
     def project_held(
         kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, flat, goal, info, rows, n,
-        gap, bits, by_words, reported, left, todo,
+        gap, bits, by_words, reported, todo,
     ):  # fmt: skip
         store = cuda.shared.array(0, flat.dtype, alignment=_BYTES)
         room = cuda.shared.array(_ROOM, float64)
@@ -574,7 +574,7 @@ def _made(narrow):
             if live and done:
                 _finish(kind, absolute, st, l2, store, at, last, stride, read)
             elif live and lane == 0:
-                todo[cuda.atomic.add(left, 0, 1)] = r
+                todo[1 + cuda.atomic.add(todo, 0, 1)] = r
             if reported:
                 count = _nonzeros(store, at, last, stride, read)
                 count, _, _ = _sum_team(room, lanes, turn, count, 0.0, 0.0)

@@ -101,7 +101,7 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
 @kernel
 def project_rows(
     kind, absolute, p_one, p_each, low, high, l2_one, l2_each, tol, rest_one, rest_each, x, out,
-    info, flags, cached, left, todo,
+    info, flags, cached, todo,
 ):  # fmt: skip
     """Project the rows of x, a block for each; takes what the engine's kernel takes."""
     room = cuda.shared.array(0, float64)

@@ -63,10 +63,14 @@ def project(
         shape = (s.number, s.length)
         z = arrays.read(home, x, s.axis, s.work, shape)
         z, goal = arrays.target(home, x, s.axis, s.dtype, s.work, z, out, overwrite_x)
-        new = home.empty if full_output else home.scratch
-        report = new((max(s.number, 1) if full_output else 1, engine.COLUMNS), "float64")
-        info = home.view(report)
-        flags = home.zeros(engine.FLAGS, "int32")
+        flags = home.zeros(engine.FLAGS + 2 * engine.COLUMNS, "int32")
+        if full_output:
+            report = home.empty((max(s.number, 1), engine.COLUMNS), "float64")
+            info = home.view(report)
+        else:  # one that nobody reads
+            own = flags[: 2 * engine.COLUMNS]
+            info = home.view(own, (1, engine.COLUMNS), (8 * engine.COLUMNS, 8), "<f8")
+            flags = flags[2 * engine.COLUMNS :]
         if z.size:
             if goal.in_place and check_finite and s.number > 1:
                 check(home, z, flags)  # before any row is overwritten
@@ -108,20 +112,19 @@ def run_rows(
     if n < _LONG_FROM or count >= _MANY or by_teams:
         room = n * itemsize
         cached = shared + room <= SHARED_MEMORY
-        blocks, left, todo = min(count, _MOST_ROWS), flags[:0], flags[:0]
+        blocks, todo = min(count, _MOST_ROWS), flags[:0]
         if by_teams:
             plan = held.plan(n, itemsize)
-            left, todo = home.zeros(1, "int32"), home.scratch((count,), "int32")
+            todo = home.zeros(1 + count, "int32")
             launch(
                 held.KERNELS[itemsize], home,
                 min(-(-(count << plan.bits) // plan.threads), _MOST_ROWS), plan.threads,
                 *asked, z.reshape(z.size), out.reshape(z.size), info, count, n, plan.gap, plan.bits,
-                wide.are_aligned(z, out), reported, left, todo, shared=plan.shared,
-                much=True,
+                wide.are_aligned(z, out), reported, todo, shared=plan.shared, much=True,
             )  # fmt: skip
             blocks = min(count, _LEFT_BLOCKS)
         launch(
-            by_rows, home, blocks, threads, *given, cached, left, todo,
+            by_rows, home, blocks, threads, *given, cached, todo,
             shared=shared + room if cached else shared,
         )  # fmt: skip
         return

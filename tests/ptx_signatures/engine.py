@@ -39,9 +39,9 @@ def signatures(t):
     )  # fmt: skip
     yield held.KERNELS[t.bitwidth // 8], (
         *asked, array(t, 1), array(t, 1), array(FLOAT, 2), INT, INT, INT, INT,
-        BOOL, BOOL, flags, flags,
+        BOOL, BOOL, flags,
     )  # fmt: skip
-    yield engine.project_rows, (*engine_types, BOOL, flags, flags)
+    yield engine.project_rows, (*engine_types, BOOL, flags)
     yield engine.project_long, (*engine_types, INT, array(FLOAT, 3), array(t, 2))
     yield engine.count_bad, (array(t, 2), flags)
     for ndim in (1, 2, 3):

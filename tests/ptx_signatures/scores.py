@@ -26,5 +26,5 @@ def signatures(t):
         INT, BOOL, FLOAT, vector, FLOAT, FLOAT, FLOAT, vector, FLOAT, FLOAT, vector,
         data, data, table, flags,
     )  # fmt: skip
-    yield iterative.project_rows, (*given, BOOL, array(types.int32, 1), array(types.int32, 1))
+    yield iterative.project_rows, (*given, BOOL, array(types.int32, 1))
     yield iterative.project_long, (*given, INT, array(FLOAT, 3), array(t, 2))
