@@ -2,9 +2,9 @@
 
 ``python asv_benchmarks/cuda_table.py`` wants a GPU, numba-cuda, and for the last column torch.
 It prints what the documentation shows: date, device, and for each function, shape and dtype the
-share of the copy's bandwidth (one read and one write), the time, and how many times as long
-the CPU (one thread) and a torch projection by sorting take.  With ``--quick``, fewer
-shapes and no CPU, whose kernels take half a minute to compile.
+share of the copy's bandwidth (one read and one write), the time, how much of it the host is busy
+with the call, and how many times as long the CPU (one thread) and a torch projection by sorting
+take.  With ``--quick``, fewer shapes and no CPU, whose kernels take half a minute to compile.
 """
 
 import datetime
@@ -42,7 +42,8 @@ def line(cuda, name, shape, dtype, torch, quick):
     bound = parameter(shape[-1], 0.1, dtype)
     x = b.random(cuda, shape, dtype)
     out = cuda.device_array_like(x)
-    taken = b.seconds(cuda, partial(project, x, bound, out=out, check_finite=False))
+    call = partial(project, x, bound, out=out, check_finite=False)
+    taken, host = b.seconds(cuda, call), b.host_seconds(cuda, call)
     on_cpu = by_sorting = float("nan")
     if x.size <= 100_000_000:
         if not quick:
@@ -51,7 +52,7 @@ def line(cuda, name, shape, dtype, torch, quick):
             tensor = torch.as_tensor(x, device="cuda")
             sort = partial(b.sorted_projection, torch, tensor, bound)
             by_sorting = b.seconds(cuda, sort, repeats=3, together=1) / taken
-    show(cuda, name, x, taken, on_cpu, by_sorting)
+    show(cuda, name, x, taken, host, on_cpu, by_sorting)
 
 
 def groups_line(cuda, groups, inner, side, dtype):
@@ -64,16 +65,17 @@ def groups_line(cuda, groups, inner, side, dtype):
         check_finite=False,
     )  # fmt: skip
     name = groups if isinstance(groups, str) else "×".join(map(str, groups))
-    show(cuda, f"bilevel {name} {inner}", x, b.seconds(cuda, call), float("nan"), float("nan"))
+    taken, host = b.seconds(cuda, call), b.host_seconds(cuda, call)
+    show(cuda, f"bilevel {name} {inner}", x, taken, host, float("nan"), float("nan"))
 
 
-def show(cuda, name, x, taken, on_cpu, by_sorting):
+def show(cuda, name, x, taken, host, on_cpu, by_sorting):
     """Print a line."""
     share = 2 * x.nbytes / taken / b.copy_bandwidth(cuda, x)
     size = " × ".join(f"{n:,}" for n in x.shape)
     print(
-        f"{name:24}{size:>18}{x.dtype.name:>9}{share:9.2f}{taken * 1e6:12.1f}{on_cpu:9.1f}"
-        f"{by_sorting:9.1f}",
+        f"{name:24}{size:>18}{x.dtype.name:>9}{share:9.2f}{taken * 1e6:12.1f}{host * 1e6:9.1f}"
+        f"{on_cpu:9.1f}{by_sorting:9.1f}",
         flush=True,
     )
 
@@ -97,7 +99,8 @@ def main():
         f"copy of 1e8 float32: {b.copy_bandwidth(cuda, b.random(cuda, 10**8, 'float32')):.3g} B/s"
     )
     print(
-        f"{'function':24}{'shape':>18}{'dtype':>9}{'of copy':>9}{'µs':>12}{'CPU ×':>9}{'sort ×':>9}"
+        f"{'function':24}{'shape':>18}{'dtype':>9}{'of copy':>9}{'µs':>12}{'host µs':>9}"
+        f"{'CPU ×':>9}{'sort ×':>9}"
     )
     quick = "--quick" in sys.argv[1:]
     lengths, columns = (QUICK_LENGTHS, QUICK_COLUMNS) if quick else (LENGTHS, b.COLUMNS)

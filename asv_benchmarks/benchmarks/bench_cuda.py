@@ -6,6 +6,7 @@ of the copy's bandwidth that makes. Skipped where there is no GPU, or no numba-c
 
 import importlib.util
 from functools import partial
+from time import perf_counter
 
 import numpy as np
 
@@ -45,6 +46,18 @@ def seconds(cuda, call, repeats=10, together=8):
         end.synchronize()
         times.append(cuda.event_elapsed_time(begin, end) * 1e-3 / together)
     return float(np.median(times))
+
+
+def host_seconds(cuda, call, together=20):
+    """Time until a call comes back, which then goes on on the GPU: the least that calls take."""
+    call()
+    cuda.synchronize()
+    begin = perf_counter()
+    for _ in range(together):
+        call()
+    taken = perf_counter() - begin
+    cuda.synchronize()
+    return taken / together
 
 
 def random(cuda, shape, dtype):
@@ -135,6 +148,25 @@ def groups_in(groups, side):
     if isinstance(groups, str):
         return 2 * side - 1 if groups == "diagonals" else side
     return -(-side // groups[0]) * -(-side // groups[1])
+
+
+class Host:
+    """What a call takes on the host, where the GPU has little to do."""
+
+    params = ((*FUNCTIONS, "project_bilevel"),)
+    param_names = ("function",)
+
+    def setup(self, function):
+        self.cuda = device()
+        x = random(self.cuda, (128, 128), "float32")
+        out = self.cuda.device_array_like(x)
+        project = getattr(conehoyer, function)
+        self.call = partial(project, x, 20.0, out=out, check_finite=False)
+
+    def track_host_us(self, *params):
+        return 1e6 * host_seconds(self.cuda, self.call, together=200)
+
+    track_host_us.unit = "µs"
 
 
 class Bilevel:
