@@ -147,6 +147,33 @@ def test_numba_is_asked_for_a_device_once_a_context(monkeypatch):
     assert device.current_device() == 2
 
 
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_plans_of_rows(itemsize, monkeypatch):
+    """Each row finds room, and threads side by side read from different banks."""
+    from conehoyer._cuda import held
+
+    monkeypatch.setattr(held, "shared_memory_of_block", lambda: 227 * 1024)
+    longest = 131072 // itemsize
+    assert held.fits(longest, itemsize)
+    assert not held.fits(longest + 1, itemsize)
+    assert not held.fits(0, itemsize)
+    for n in [*range(1, 1200), 5000, 8191, 8193, longest - 1, longest]:
+        plan = held.plan(n, itemsize)
+        words, lanes = held.words_of(n, itemsize), 1 << plan.bits
+        assert words * 16 >= n * itemsize > (words - 1) * 16
+        assert words <= lanes * held.WORDS
+        assert plan.gap >= words
+        assert plan.threads % max(lanes, 32) == 0
+        assert plan.threads * held._REGISTERS <= 65536
+        assert plan.shared == plan.threads // lanes * plan.gap * 16 <= 131072
+        for step in range(0, lanes * held.WORDS, lanes):
+            places = [(t >> plan.bits) * plan.gap + t % lanes + step for t in range(8)]
+            assert len({place % 8 for place in places}) == 8, n
+    monkeypatch.setattr(held, "shared_memory_of_block", lambda: 48 * 1024)
+    assert held.fits((46 << 10) // itemsize, itemsize)
+    assert not held.fits((46 << 10) // itemsize + 1, itemsize)
+
+
 def test_wide_words():
     """Sixteen bytes are moved at once where all rows begin and end with them."""
     from conehoyer._cuda import wide

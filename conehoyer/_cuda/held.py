@@ -175,9 +175,27 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
 
 # --- rows in shared memory ---------------------------------------------------------------------
 
-# The rows of a warp's teams, or the one row of a larger team, lie one behind the other in global
-# memory, and all these threads copy them together, neighbours on neighbouring words.  In shared
-# memory each begins `gap` words after the one before.
+# Of rows that consist of words, a team of two threads or more fills whole sectors, and each thread
+# reads and writes its own words.  The others lie one behind the other in global memory, and all
+# threads of the warp (or of a larger team) copy them together, neighbours on neighbouring words.
+# In shared memory each begins `gap` words after the one before.
+
+
+@function
+def _bring(row, origin, store, at, last, stride, read):
+    """Copy this thread's words of a row to shared memory, where the row begins at `origin`."""
+    each = np.uint32(wide.BYTES // read.itemsize)
+    while _later(at, _BATCH - 1, stride) < last:
+        for k in range(_BATCH):  # all are asked for before the first is used
+            far = np.uint32(_later(at, k, stride) - origin)
+            wide.fetch(row, far, read, np.uint32(k * each))
+        for k in range(_BATCH):
+            wide.put(store, _later(at, k, stride), read, np.uint32(k * each))
+        at = _later(at, _BATCH, stride)
+    while at < last:
+        wide.fetch(row, np.uint32(at - origin), read, np.uint32(0))
+        wide.put(store, at, read, np.uint32(0))
+        at = np.uint32(at + stride)
 
 
 class Walk(NamedTuple):
@@ -446,19 +464,25 @@ def _coarse_search(
 
 
 @function
-def _finish(kind, absolute, st, l2, store, at, last, stride, read):
-    """Put the result where this thread's entries are."""
+def _finish(kind, absolute, st, l2, store, at, last, stride, read, own, row, origin, keep):
+    """Put the result where this thread's words are: in the row if they are its own alone.
+
+    Then into shared memory as well if they shall be kept there.
+    """
     each, real = np.uint32(wide.BYTES // read.itemsize), read.dtype.type
     zero = real(0)
     anchor = real(st.anchor + st.offset)
     offset = real((st.anchor - float64(anchor)) + st.offset)
     dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
     if st.status == m.FEASIBLE:  # CAI, L1
-        while not absolute and at < last:
+        while at < last:
             wide.fetch(store, at, read, np.uint32(0))
             for k in range(each):
-                read[k] = read[k] if read[k] > zero else zero
-            wide.put(store, at, read, np.uint32(0))
+                read[k] = read[k] if absolute or read[k] > zero else zero
+            if own:
+                wide.put(row, np.uint32(at - origin), read, np.uint32(0))
+            if keep or not own:
+                wide.put(store, at, read, np.uint32(0))
             at = np.uint32(at + stride)
         return
     while at < last:
@@ -467,7 +491,10 @@ def _finish(kind, absolute, st, l2, store, at, last, stride, read):
             d = ((abs(read[k]) if absolute else read[k]) - anchor) - offset
             x = math.copysign(d * factor, read[k]) if absolute else d * factor
             read[k] = x if d > dust else zero
-        wide.put(store, at, read, np.uint32(0))
+        if own:
+            wide.put(row, np.uint32(at - origin), read, np.uint32(0))
+        if keep or not own:
+            wide.put(store, at, read, np.uint32(0))
         at = np.uint32(at + stride)
 
 
@@ -505,13 +532,14 @@ def _made(narrow):
         words = int32((n + each - 1) // each)
         pads = words * each - n
         width = int32(lanes if many else WARP)  # threads that copy together
-        own = int32(t & (width - 1))
-        team, lane = int32(own >> bits), int32(own & (lanes - 1))
+        here = int32(t & (width - 1))  # among them
+        team, lane = int32(here >> bits), int32(here & (lanes - 1))
         together = int32(width >> bits)
-        first = int32((t - own) >> bits)  # of their rows
+        first = int32((t - here) >> bits)  # of their rows
         begin = np.uint32(first * gap * each)
-        at = np.uint32(begin + (team * gap + lane) * each)
-        last = np.uint32(begin + (team * gap + words) * each)
+        origin = np.uint32(begin + team * gap * each)
+        at, last = np.uint32(origin + lane * each), np.uint32(origin + words * each)
+        own = by_words and lanes > 1
         stride = np.uint32(each * lanes)
         base = cuda.blockIdx.x * teams
         while base < rows:
@@ -520,17 +548,19 @@ def _made(narrow):
             r = lead + team
             live = r < rows
             r = r if live else base
-            if mine > 0:
-                if by_words:
+            if own:
+                _bring(flat[r * n :], origin, store, at, last, stride, read)
+            else:
+                if mine > 0 and by_words:
                     _copy_words(
-                        True, flat[lead * n :], store, begin, mine, words, gap, own, width, read
+                        True, flat[lead * n :], store, begin, mine, words, gap, here, width, read
                     )
-                else:
+                elif mine > 0:
                     _copy_entries(
-                        True, flat[lead * n :], store, begin, mine, n, words, gap, own, width,
+                        True, flat[lead * n :], store, begin, mine, n, words, gap, here, width,
                         pad, read,
                     )  # fmt: skip
-            block.meet(many)
+                block.meet(many)
             bad = 0.0 if absolute else _probe(store, at, last, stride, read)
             p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
             usual = live and low <= p <= high
@@ -572,7 +602,10 @@ def _made(narrow):
             if kind == m.HOYER and done:  # which is SOFT
                 done = m.fits_unit(l2, st, flat.itemsize)
             if live and done:
-                _finish(kind, absolute, st, l2, store, at, last, stride, read)
+                _finish(
+                    kind, absolute, st, l2, store, at, last, stride, read, own, goal[r * n :],
+                    origin, reported,
+                )  # fmt: skip
             elif live and lane == 0:
                 todo[1 + cuda.atomic.add(todo, 0, 1)] = r
             if reported:
@@ -580,18 +613,18 @@ def _made(narrow):
                 count, _, _ = _sum_team(room, lanes, turn, count, 0.0, 0.0)
                 if live and done and lane == 0:
                     engine.report_state(st, kind, p, 0, count, info[r])
-            block.meet(many)
-            if mine > 0:  # those that are left come back as they were
-                if by_words:
+            if not own:
+                block.meet(many)
+                if mine > 0 and by_words:  # those that are left come back as they were
                     _copy_words(
-                        False, goal[lead * n :], store, begin, mine, words, gap, own, width, read
+                        False, goal[lead * n :], store, begin, mine, words, gap, here, width, read
                     )
-                else:
+                elif mine > 0:
                     _copy_entries(
-                        False, goal[lead * n :], store, begin, mine, n, words, gap, own, width,
+                        False, goal[lead * n :], store, begin, mine, n, words, gap, here, width,
                         pad, read,
                     )  # fmt: skip
-            block.meet(many)  # before the next rows come
+            block.meet(many)  # before the next rows and sums come
             base += cuda.gridDim.x * teams
 
     project_held.__name__ = project_held.__qualname__ = f"project_held_{dtype.itemsize}"
