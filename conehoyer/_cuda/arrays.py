@@ -146,7 +146,7 @@ def read(home, x, axis, work, shape):
     """The array as a C-contiguous matrix of this shape; its own memory where that will do."""
     view = _moved(home, x, axis)
     if home.dtype(x) == work and _contiguous(view, np.dtype(work).itemsize):
-        return home.view(x, shape, contiguous_strides(shape, np.dtype(work).itemsize))
+        return home.view(view, shape, contiguous_strides(shape, np.dtype(work).itemsize))
     count = math.prod(shape)
     held = home.empty(max(count, 1), work)
     if home.dtype(x) == "bfloat16":
@@ -181,10 +181,13 @@ def target(home, x, axis, dtype, work, rows, out, overwrite_x) -> tuple[Any, Dev
     direct = dtype == work and _contiguous(goal, size)
     address = _address(rows)
     if direct:
-        goal = home.view(out, rows.shape, contiguous_strides(rows.shape, size))
-        if address == _address(goal):
+        goal = home.view(goal, rows.shape, contiguous_strides(rows.shape, size))
+        first = _address(goal)
+        if address == first:
             return rows, DeviceTarget(goal, out, True, True)
-    first, last = extent(home, out)
+        last = first + rows.size * size
+    else:
+        first, last = extent(home, out)
     if first < address + rows.size * size and address < last:  # x, or a part of it
         held = home.empty(max(rows.size, 1), work)
         copy = home.view(held, (rows.size,))
@@ -205,8 +208,7 @@ def check_out(home, out, shape, dtype):
     """Raise unless `out` can take a result of this shape and dtype."""
     if not _dispatch.on_device(out):
         raise TypeError(f"out must lie on the GPU as x does, got {type(out).__name__}")
-    other = home_of(out)
-    if type(other) is not type(home) or other.device != home.device:
+    if not home.holds(out):
         raise TypeError(
             f"out must be of x's library and on its device, got {type(out).__module__}."
             f"{type(out).__name__}"

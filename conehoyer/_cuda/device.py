@@ -369,6 +369,11 @@ class Home:
         """The stream as launches take it."""
         return _core_stream(int(self.stream.handle or 0) if self.stream else 0)
 
+    def holds(self, x) -> bool:
+        """Whether the device array x is of this library and lies on this device."""
+        other = home_of(x)
+        return type(other) is type(self) and other.device == self.device
+
     def dtype(self, x) -> str:
         """Name of the dtype, "bfloat16" among them."""
         return _name(x.dtype)
@@ -501,6 +506,9 @@ class _Torch(Home):
 
         self.torch, self.device = torch, x.device.index
         self.stream = _stream(torch.cuda.current_stream(x.device).cuda_stream)
+
+    def holds(self, x):  # without a look at its stream, which takes longer
+        return isinstance(x, self.torch.Tensor) and x.device.index == self.device
 
     def dtype(self, x):
         return str(x.dtype).removeprefix("torch.")
