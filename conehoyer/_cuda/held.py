@@ -182,6 +182,12 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
 
 
 @function
+def _later(at, k, step):
+    """at + k·step without a detour through 64 bits, or through float64, as Numba would have it."""
+    return np.uint32(at + np.uint32(np.uint32(k) * step))
+
+
+@function
 def _bring(row, origin, store, at, last, stride, read):
     """Copy this thread's words of a row to shared memory, where the row begins at `origin`."""
     each = np.uint32(wide.BYTES // read.itemsize)
@@ -205,12 +211,6 @@ class Walk(NamedTuple):
     step: int
     rows: int  # that a step passes over
     rest: int
-
-
-@function
-def _later(at, k, step):
-    """at + k·step without a detour through 64 bits, or through float64, as Numba would have it."""
-    return np.uint32(at + np.uint32(np.uint32(k) * step))
 
 
 @function
