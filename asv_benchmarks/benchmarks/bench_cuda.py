@@ -70,7 +70,7 @@ def random(cuda, shape, dtype):
 def copy_bandwidth(cuda, x):
     """Bytes read and written per second by a copy of x on the device.
 
-    By the driver's own function: Numba's takes the host longer than a copy takes the GPU.
+    By the driver's own function: Numba's has more of the host's time in it.
     """
     from cuda.bindings import driver
 
