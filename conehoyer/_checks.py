@@ -298,8 +298,13 @@ def parameter(value, name, s, low, high=math.inf, what=""):
         from ._cuda import arrays
 
         return arrays.per_slice(value, name, s, low, high, what)
+    return host_parameter(value, name, s, low, high, what)
+
+
+def host_parameter(value, name, s, low, high=math.inf, what=""):
+    """The same of values on the host: a float, or a float64 vector."""
     if isinstance(value, float) or type(value) is int:  # np.float64 is a float as well
-        return number(value, name, low, high, what)
+        return _number(value, name, low, high, what)
     return number_if_one(per_slice(value, name, s, low, high, what))
 
 
@@ -324,7 +329,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
     count = math.prod(batch)
     if isinstance(value, float) or type(value) is int:
         array = np.empty((count,))  # np.full takes longer
-        array.fill(number(value, name, low, high, what))
+        array.fill(_number(value, name, low, high, what))
         return array
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
@@ -344,7 +349,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
     return np.ascontiguousarray(array).reshape(count)
 
 
-def number(value, name, low, high, what):
+def _number(value, name, low, high, what):
     try:
         number = float(value)
     except OverflowError:  # an integer

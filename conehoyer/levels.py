@@ -70,7 +70,6 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     if s.home is not None:
         from ._cuda import levels as on_gpu
 
-        wanted = wanted if wanted.ndim else wanted.item()
         return on_gpu.level_for_nnz(s, _checks.parameter(wanted, "nnz", s, 1, what=">= 1"))
     z = _checks.rows(s)
     counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")

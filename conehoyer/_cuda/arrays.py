@@ -263,9 +263,7 @@ def per_slice(value, name, s: DeviceSlices, low, high=math.inf, what="") -> Para
                 f"{name} on the GPU must have the slices' shape {s.batch}, got shape {shape}"
             )
         return Parameter(math.nan, on_its_device(s.home, value, name), low, high)
-    if isinstance(value, float) or type(value) is int:  # rows may be many: not one for each
-        return Parameter(_checks.number(value, name, low, high, what), None, low, high)
-    return parameter(s.home, _checks.per_slice(value, name, s, low, high, what), low, high)
+    return parameter(s.home, _checks.host_parameter(value, name, s, low, high, what), low, high)
 
 
 def on_its_device(home, value, name):

@@ -22,7 +22,7 @@ def sum_lanes(lanes, a, b, c):
 
 @function
 def counted_before(count, most):
-    """Sums of the counts of the warp's threads before this one, and of all; `most` of each."""
+    """Sums of the counts of the warp's threads before this one, and of all; at most `most` each."""
     earlier = np.uint32((np.uint32(1) << np.uint32(cuda.laneid)) - np.uint32(1))
     before, total, bit = int32(0), int32(0), 0
     while most >> bit > 0:  # a vote on each binary digit

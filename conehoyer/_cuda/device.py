@@ -122,7 +122,7 @@ def overload(function):
 
 # --- launching -----------------------------------------------------------------------------
 
-SHARED_MEMORY = 47 * 1024  # bytes that a block may have at once; every GPU has 48 KiB
+SHARED_MEMORY = 47 * 1024  # bytes that any block may have; every GPU has 48 KiB
 _FEW_THREADS = 4 if SIMULATED else 32
 
 
@@ -247,7 +247,7 @@ class View:
         return self.array().copy_to_host(stream=stream)
 
 
-# As they are: those of ctypes take a launch twenty times as long.
+# As they are: those of ctypes take a launch much longer.
 _SCALARS = {bool: _Kind(types.boolean), int: _Kind(types.int64), float: _Kind(types.float64)}
 
 
@@ -300,7 +300,7 @@ def _launch_config(blocks, threads, shared, together):
 
 
 def launch(kernel, home, blocks, threads, *arguments, shared=0, much=False):
-    """Run a kernel on the stream of the arrays; `much` shared memory is more than SHARED_MEMORY.
+    """Run a kernel on the stream of the arrays; with `much` it may share more than SHARED_MEMORY.
 
     Numba's own launch looks at the types and fields of each argument anew at every call.
     """

@@ -30,7 +30,7 @@ _ROOM = 6 * MOST_WARPS  # numbers in shared memory
 _OWN_BYTES = 2048  # of shared memory, no less than the kernels have beside the rows
 _BATCH = 4  # words that a thread reads before it uses the first
 _BANKS = 8  # neighbouring words that shared memory delivers at once
-_BYTES = wide.BYTES
+_BYTES = wide.BYTES  # here, since Numba wants an alignment to be a global of the module
 
 # Unsigned, as all indices here: none counts from the end.
 _WARP_BITS, _LAST_LANE = np.uint32(WARP.bit_length() - 1), np.uint32(WARP - 1)
@@ -282,6 +282,15 @@ def _copy_entries(inward, flat, store, begin, rows, n, words, gap, t, width, pad
                 _, far = _advance(walk, inside, far, lack)
             inside, place = _advance(walk, inside, place, skip)
         at = _later(at, read.size, walk.step)
+
+
+@function
+def _copy(inward, by_words, flat, store, begin, rows, n, words, gap, t, width, pad, read):
+    """One of the two."""
+    if by_words:
+        _copy_words(inward, flat, store, begin, rows, words, gap, t, width, read)
+    else:
+        _copy_entries(inward, flat, store, begin, rows, n, words, gap, t, width, pad, read)
 
 
 # --- sums over a team's row ----------------------------------------------------------------------
@@ -544,22 +553,17 @@ def _made(narrow):
         base = cuda.blockIdx.x * teams
         while base < rows:
             lead = base + first
-            mine = int32(min(together, rows - lead))
+            mine = int32(max(min(together, rows - lead), 0))
             r = lead + team
             live = r < rows
             r = r if live else base
             if own:
                 _bring(flat[r * n :], origin, store, at, last, stride, read)
             else:
-                if mine > 0 and by_words:
-                    _copy_words(
-                        True, flat[lead * n :], store, begin, mine, words, gap, here, width, read
-                    )
-                elif mine > 0:
-                    _copy_entries(
-                        True, flat[lead * n :], store, begin, mine, n, words, gap, here, width,
-                        pad, read,
-                    )  # fmt: skip
+                _copy(
+                    True, by_words, flat[lead * n :], store, begin, mine, n, words, gap, here,
+                    width, pad, read,
+                )  # fmt: skip
                 block.meet(many)
             bad = 0.0 if absolute else _probe(store, at, last, stride, read)
             p, l2 = pick(p_one, p_each, r), pick(l2_one, l2_each, r)
@@ -615,15 +619,10 @@ def _made(narrow):
                     engine.report_state(st, kind, p, 0, count, info[r])
             if not own:
                 block.meet(many)
-                if mine > 0 and by_words:  # those that are left come back as they were
-                    _copy_words(
-                        False, goal[lead * n :], store, begin, mine, words, gap, here, width, read
-                    )
-                elif mine > 0:
-                    _copy_entries(
-                        False, goal[lead * n :], store, begin, mine, n, words, gap, here, width,
-                        pad, read,
-                    )  # fmt: skip
+                _copy(  # those that are left come back as they were
+                    False, by_words, goal[lead * n :], store, begin, mine, n, words, gap, here,
+                    width, pad, read,
+                )  # fmt: skip
             block.meet(many)  # before the next rows and sums come
             base += cuda.gridDim.x * teams
 
