@@ -65,6 +65,15 @@ def result_dtype(dtype, name):
     raise TypeError(f"{name} must have a real floating, integer or boolean dtype, got {dtype}")
 
 
+def dtypes(array, name):
+    """Those of the result and of the computation."""
+    dtype = array.dtype
+    if dtype is FLOAT64 or dtype is FLOAT32:
+        return dtype, dtype
+    dtype = result_dtype(dtype, name)
+    return dtype, FLOAT32 if dtype.itemsize <= 4 else FLOAT64
+
+
 def as_array(x, name="x"):
     """Convert an array-like of real numbers to an ndarray, or raise TypeError."""
     if type(x) is not np.ndarray:
@@ -94,12 +103,7 @@ def slices(x, axis, name="x"):
         return arrays.slices(x, axis, name)
     else:
         array = as_array(x, name)
-    dtype = array.dtype
-    if dtype is FLOAT64 or dtype is FLOAT32:
-        work = dtype
-    else:
-        dtype = result_dtype(dtype, name)
-        work = FLOAT32 if dtype.itemsize <= 4 else FLOAT64
+    dtype, work = dtypes(array, name)
     if axis is None:
         return Slices(array, None, dtype, work, (), array.size)
     shape = array.shape
@@ -322,6 +326,13 @@ def per_slice(value, name, s, low, high=math.inf, what="") -> np.ndarray:
         elif s.axis is not None and array.ndim == len(s.batch) + 1 and array.shape[s.axis] == 1:
             value = np.squeeze(array, s.axis)
     return per_batch(value, name, s.batch, low, high, what)
+
+
+def of_batch(value, name, batch, low, high=math.inf, what="") -> float | np.ndarray:
+    """`per_batch`, or a float if one was given."""
+    if isinstance(value, float) or type(value) is int:
+        return _number(value, name, low, high, what)
+    return number_if_one(per_batch(value, name, batch, low, high, what))
 
 
 def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:

@@ -49,6 +49,7 @@ class Groups(NamedTuple):
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
     joined: int = 1  # rows that the kernels see as one: each row costs a few calls
+    small: bool = False  # blocks of so few entries that norms have no more digits than these
     order: int = 0  # of the groups, where the kernels see another: see `settle`
 
     @property
@@ -71,12 +72,13 @@ class Groups(NamedTuple):
 
 def matrices(x) -> Matrices:
     """Check the data argument."""
-    s = _checks.slices(x, None)
-    array = s.array
+    array = _checks.as_array(x)
+    dtype, work = _checks.dtypes(array, "x")
+    batch = array.shape[:-2]
     if array.ndim < 2:
         raise ValueError(f"x must have at least two dimensions, got shape {array.shape}")
     turned = not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
-    return Matrices(array, s.dtype, s.work, array.shape[:-2], turned)
+    return Matrices(array, dtype, work, batch, turned)
 
 
 def stacked(array, x: Matrices) -> np.ndarray:
@@ -91,6 +93,8 @@ def stacked(array, x: Matrices) -> np.ndarray:
 def source(x: Matrices) -> np.ndarray:
     """The matrices that the kernels read; the input's memory if it can."""
     array = stacked(x.array, x)
+    if array.dtype is x.work and array.flags.carray:  # the usual case, told quickly
+        return array
     if array.dtype is not x.work or not array.flags.c_contiguous:
         array = np.ascontiguousarray(array, dtype=x.work)
     return _checks.borrowed(array)
@@ -112,7 +116,7 @@ def target(x: Matrices, given, read, out, overwrite_x):
         _checks.check_out(out, x.array.shape, x.dtype)
         overlap = np.may_share_memory(read, out)
     turned = out.swapaxes(-1, -2) if x.turned else out
-    if out.dtype == x.work and out.dtype.isnative and turned.flags.c_contiguous:
+    if out.dtype == x.work and turned.flags.c_contiguous:
         write = stacked(out, x)
         if overlap and not _checks.same_memory(read, write):
             read = read.copy()
@@ -173,7 +177,8 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
         joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
     return Groups(
         kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape),
-        lines=lines, joined=joined, order=shape[1] if turned and not lines else 0,
+        lines=lines, joined=joined, small=height * width <= _SMALL_BLOCK,
+        order=shape[1] if turned and not lines else 0,
     )  # fmt: skip
 
 
@@ -227,8 +232,7 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
 
 def dtype_of_norms(z, groups: Groups, inner) -> np.dtype:
     """That of `z` where norms have no more digits: those of small blocks.  Else float64."""
-    small = groups.kind == kernels.BLOCKS and groups.height * groups.width <= _SMALL_BLOCK
-    return z.dtype if small and inner != kernels.L1 else _checks.FLOAT64
+    return z.dtype if groups.small and inner != kernels.L1 else _checks.FLOAT64
 
 
 def _norms(z, unit, groups, inner, workers, result):

@@ -13,13 +13,14 @@ from . import _math as m
 from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
-from ._cpu.arrays import WANTED
+from ._cpu.arrays import STATUS, WANTED
 from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
 from ._threads import resolve_workers, run_split
 from .levels import levels_of_rows
 
+_MOST = float(np.finfo(float).max)
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
@@ -208,114 +209,116 @@ def project_bilevel(
         )
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
-    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    norm = INNER[_checks.choose(inner, "inner", INNER)]
     batch = () if parts.whole else data.batch
     kind, bounds = _outer(level, radius, batch)
-    work = _Bilevel(kind, parts, norm, feasible, data.slack, check_finite)
-    return _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_output)
+    feasible = bool(feasible) and kind == m.CAI
+    run = partial(_bilevel, kind, parts, norm, feasible, data.slack, check_finite)
+    return _project(
+        data, x, parts, run, bounds, out, overwrite_x, check_finite, workers, full_output
+    )
 
 
-def _project(data, x, parts, work, bounds, out, overwrite_x, workers, full_output):
-    """Hand each matrix to `work.run`, and the result back."""
+def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, workers, full_output):
+    """Hand the matrices to `run`, and the result back.
+
+    `run` takes the matrices, where the results go, a row each for the radii (no entries if nobody
+    asks for them) and for the rest of the report, which brings in the bound, and the workers.
+    """
     workers = resolve_workers(workers)
     read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
-    info = np.zeros((len(bounds), 4))
-    radii = np.zeros((len(bounds), parts.number if full_output or work.needs_radii else 0))
     goal = write
     if parts.whole or parts.joined > 1:
         read, goal = parts.seen(read), parts.seen(write)
-    if read.size and len(read) == 1:
-        work.run(read[0], bounds[0], goal[0], radii[0], info[0], workers)
-    elif read.size:
-        if work.check_finite and len(read) > 1 and np.may_share_memory(read, goal):
+    count = len(read)
+    info = np.zeros((count, 4))
+    info[0 if count == 1 else slice(None), WANTED] = bounds  # one entry is filled in less time
+    radii = np.zeros((count, parts.number if full_output else 0))
+    if read.size:
+        if count > 1 and check_finite and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten
-        if len(read) >= workers > 1 and read.nbytes >= _threads.DEALT_FROM:
+        if count >= workers > 1 and read.nbytes >= _threads.DEALT_FROM:
             run_split(
-                lambda i, j: [
-                    work.run(read[b], bounds[b], goal[b], radii[b], info[b], 1)
-                    for b in range(i, j)
-                ],
-                len(read), workers,
-            )  # fmt: skip
+                lambda i, j: run(read[i:j], goal[i:j], radii[i:j], info[i:j], 1), count, workers
+            )
         else:
-            for b in range(len(read)):
-                work.run(read[b], bounds[b], goal[b], radii[b], info[b], workers)
+            run(read, goal, radii, info, workers)
     if not direct:
         _groups.deliver(data, write, result)
-    if len(info) > 1 or (len(info) == 1 and info[0, 0] == m.CAPPED):
-        warn_capped(np.count_nonzero(info[:, 0] == m.CAPPED), len(info), 4)
+    if count > 1 or (count == 1 and info[0, STATUS] == m.CAPPED):
+        warn_capped(np.count_nonzero(info[:, STATUS] == m.CAPPED), count, 4)
     return (result, _info(data, parts, result, radii, info)) if full_output else result
 
 
-class _Bilevel:
-    """The bilevel projection of one matrix."""
-
-    needs_radii = False  # but for the report
-
-    def __init__(self, kind, parts, inner, feasible, slack, check_finite):
-        self.kind, self.parts, self.inner = kind, parts, inner
-        self.feasible = feasible and kind == m.CAI
-        self.slack, self.check_finite = slack, check_finite
-
-    def run(self, z, bound, out, radii, info, workers):
-        """Project the matrix z into `out`; fill in the radii and the report."""
-        parts = self.parts
-        more = 3 if self.inner == kernels.L1 else 0  # which is much more work
-        if z.nbytes < _groups.PARALLEL_FROM >> more:
-            workers = 1
-        done = workers == 1 and self.inner != kernels.L1
-        if done:
-            room = np.empty((2, parts.number), _groups.dtype_of_norms(z, parts, self.inner))
-            done = kernels.project(
-                engine.address_of_rows(room.dtype), z, self.inner, *parts.layout, parts.order, room,
-                self.kind, bound, self.feasible, self.slack, out, radii, info,
-            )  # fmt: skip
-        if not done:
-            self._run_in_steps(z, bound, out, radii, info, workers)
-        if info[0] == m.NONFINITE:
-            if self.check_finite:
-                raise _checks.not_finite()
-            out[...] = radii[:] = math.nan
-
-    def _run_in_steps(self, z, bound, out, radii, info, workers):
-        """`run` by several threads, with ℓ1 norms, or where norms over- or underflow."""
-        parts, clip = self.parts, self.inner == kernels.LINF
-        norms, unit = _groups.norms(z, parts, self.inner, workers)
-        info[WANTED] = bound * unit if unit != 1.0 and self.kind == m.L1 else bound
-        u = np.empty_like(norms)
-        args = self.kind, True, self.slack, False, True, norms[None], u[None], info[None], 0
-        if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
-            projections.project_long(*args, workers)
-        else:
-            engine.project_rows(*args, 1)
-        if info[0] == m.NONFINITE:
-            return
-        kernels.settle(norms, u, self.kind, self.feasible, parts.order, radii, info)
-        if info[0] == m.FEASIBLE and clip:
-            out[...] = z
-        elif self.inner == kernels.L1:
-            self._shrink(z, u, norms, unit, out, workers)
-        else:
-            task = partial(kernels.apply, z, *parts.layout, u, norms[:0] if clip else norms, out)
-            run_split(task, len(z), workers)
-        if unit != 1.0:
-            with np.errstate(over="ignore"):  # beyond all floats they are inf
-                radii /= unit
-                info[1] /= unit
-                if self.kind == m.L1:
-                    info[2] /= unit
-
-    def _shrink(self, z, radii, norms, unit, out, workers):
-        """Project each group of `unit` times z onto the l1 ball of its radius."""
-        values, starts, order = _groups.gathered(z, self.parts)
-        values = values.astype(np.float64) * unit
-        rows = engine.address_of_rows(values.dtype)
-        run_split(
-            lambda i, j: kernels.shrink(rows, values, starts, radii, norms, self.slack, i, j),
-            self.parts.number, workers,
+def _bilevel(
+    kind, parts, inner, feasible, slack, check_finite, matrices, out, radii, info, workers
+):  # fmt: skip
+    """The bilevel projection of matrices."""
+    more = 3 if inner == kernels.L1 else 0  # which is much more work
+    if workers > 1 and matrices[0].nbytes < _groups.PARALLEL_FROM >> more:
+        workers = 1
+    left = range(len(matrices))
+    if workers == 1 and inner != kernels.L1:
+        room = np.empty((2, parts.number), _groups.dtype_of_norms(matrices, parts, inner))
+        worst = kernels.project(
+            engine.address_of_rows(room.dtype), matrices, inner, *parts.layout, parts.order,
+            room, kind, feasible, slack, out, radii, info, 0, len(matrices),
         )  # fmt: skip
-        _groups.scattered(values / unit, order, self.parts, out)
+        if worst < m.RESCALE:
+            return
+        left = np.flatnonzero(info[:, STATUS] == m.RESCALE)
+    for b in left:
+        _in_steps(
+            kind, parts, inner, feasible, slack, matrices[b], out[b], radii[b], info[b], workers
+        )
+    failed = info[:, STATUS] == m.NONFINITE
+    if failed.any():
+        if check_finite:
+            raise _checks.not_finite()
+        out[failed] = radii[failed] = math.nan
+
+
+def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers):
+    """One matrix by several threads, with ℓ1 norms, or where norms over- or underflow."""
+    clip = inner == kernels.LINF
+    norms, unit = _groups.norms(z, parts, inner, workers)
+    if unit != 1.0 and kind == m.L1:
+        info[WANTED] = float(info[WANTED]) * unit  # of floats of Python none overflows loudly
+    u = np.empty_like(norms)
+    args = kind, True, slack, False, True, norms[None], u[None], info[None], 0
+    if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
+        projections.project_long(*args, workers)
+    else:
+        engine.project_rows(*args, 1)
+    if info[STATUS] == m.NONFINITE:
+        return
+    kernels.settle(norms, u, kind, feasible, parts.order, radii, info)
+    if info[STATUS] == m.FEASIBLE and clip:
+        out[...] = z
+    elif inner == kernels.L1:
+        _shrink(z, parts, slack, u, norms, unit, out, workers)
+    else:
+        task = partial(kernels.apply, z, *parts.layout, u, norms[:0] if clip else norms, out)
+        run_split(task, len(z), workers)
+    if unit != 1.0:
+        with np.errstate(over="ignore"):  # beyond all floats they are inf
+            radii /= unit
+            info[1] /= unit
+            if kind == m.L1:
+                info[2] /= unit
+
+
+def _shrink(z, parts, slack, radii, norms, unit, out, workers):
+    """Project each group of `unit` times z onto the l1 ball of its radius."""
+    values, starts, order = _groups.gathered(z, parts)
+    values = values.astype(np.float64) * unit
+    rows = engine.address_of_rows(values.dtype)
+    run_split(
+        lambda i, j: kernels.shrink(rows, values, starts, radii, norms, slack, i, j),
+        parts.number, workers,
+    )  # fmt: skip
+    _groups.scattered(values / unit, order, parts, out)
 
 
 def _only_one(level, radius):
@@ -325,11 +328,10 @@ def _only_one(level, radius):
 
 
 def _outer(level, radius, batch):
-    """The outer constraint: its kind, and its parameter for each matrix."""
+    """The outer constraint: its kind, and its parameter, for all matrices or for each."""
     if radius is None:
-        return m.CAI, _checks.per_batch(level, "level", batch, 1.0, math.inf, ">= 1")
-    most = np.finfo(float).max
-    return m.L1, _checks.per_batch(radius, "radius", batch, 0.0, most, "finite and >= 0")
+        return m.CAI, _checks.of_batch(level, "level", batch, 1.0, math.inf, ">= 1")
+    return m.L1, _checks.of_batch(radius, "radius", batch, 0.0, _MOST, "finite and >= 0")
 
 
 def _info(data, parts, result, radii, info):
@@ -442,78 +444,78 @@ def project_l1inf_ball(
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     batch = () if parts.whole else data.batch
-    most = np.finfo(float).max
-    radii = _checks.per_batch(radius, "radius", batch, 0.0, most, "finite and >= 0")
-    work = _L1Inf(parts, data.slack, check_finite)
-    return _project(data, x, parts, work, radii, out, overwrite_x, workers, full_output)
+    radii = _checks.of_batch(radius, "radius", batch, 0.0, _MOST, "finite and >= 0")
+    run = partial(_l1inf, parts, data.slack, check_finite)
+    return _project(
+        data, x, parts, run, radii, out, overwrite_x, check_finite, workers, full_output
+    )
 
 
-class _L1Inf:
-    """The exact ℓ1,∞ projection of one matrix."""
+def _l1inf(parts, slack, check_finite, matrices, out, radii, info, workers):
+    """The exact ℓ1,∞ projection of matrices."""
+    for b in range(len(matrices)):
+        bounds = radii[b] if radii.size else np.empty(parts.number)
+        _bounded(matrices[b], parts, slack, check_finite, out[b], bounds, info[b], workers)
 
-    needs_radii = True
 
-    def __init__(self, parts, slack, check_finite):
-        self.parts, self.slack, self.check_finite = parts, slack, check_finite
-
-    def run(self, z, radius, out, bounds, info, workers):
-        """Project the matrix z into `out`; fill in the groups' bounds and the report."""
-        parts, count, radius = self.parts, self.parts.number, radius
-        if z.nbytes < _groups.PARALLEL_FROM:
-            workers = 1
-        values, starts, _ = _groups.gathered(z, parts)
-        totals, counts, excess, tops = np.empty((4, count))
-        gaps = np.empty((count, 2))
-        unit = 1.0
-        while True:
-            start = partial(
-                kernels_l1inf.start, values, starts, totals, bounds, counts, excess, gaps, tops
-            )
-            run_split(start, count, workers)
-            if unit != 1.0:
-                break
-            if not np.isfinite(totals).all() and not passes.all_finite(z.reshape(-1)):
-                if self.check_finite:
-                    raise _checks.not_finite()
-                info[0] = m.NONFINITE
-                out[...] = bounds[:] = math.nan
-                return
-            exponent = math.frexp(tops.max())[1]
-            if abs(exponent) <= (900 if z.itemsize == 8 else 100):
-                break
-            unit = math.ldexp(1.0, min(-exponent, 1000))  # sums may overflow
-            values = values * np.float64(unit)
-            radius *= unit
-        if tops.sum() <= radius * (1.0 + self.slack):
-            info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0
-            out[...] = z
-            bounds[:] = tops / unit
+def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
+    """The same of one matrix; fills in the groups' bounds."""
+    count, radius = parts.number, float(info[WANTED])
+    if z.nbytes < _groups.PARALLEL_FROM:
+        workers = 1
+    values, starts, _ = _groups.gathered(z, parts)
+    totals, counts, excess, tops = np.empty((4, count))
+    gaps = np.empty((count, 2))
+    unit = 1.0
+    while True:
+        start = partial(
+            kernels_l1inf.start, values, starts, totals, bounds, counts, excess, gaps, tops
+        )
+        run_split(start, count, workers)
+        if unit != 1.0:
+            break
+        if not np.isfinite(totals).all() and not passes.all_finite(z.reshape(-1)):
+            if check_finite:
+                raise _checks.not_finite()
+            info[0] = m.NONFINITE
+            out[...] = bounds[:] = math.nan
             return
-        theta, rounds, status = 0.0, 0, m.CAPPED
-        moved = np.empty(count, bool)
-        while rounds < _MOST_ROUNDS:
-            theta = kernels_l1inf.solve(radius, theta, bounds, counts, excess)
-            if radius == 0.0:
-                status = m.SOFT
-                break
-            run_split(
-                lambda i, j, theta=theta: kernels_l1inf.advance_bounds(
-                    values, starts, theta, totals, bounds, counts, excess, gaps, moved, i, j
-                ),
-                count, workers,
-            )  # fmt: skip
-            rounds += 1
-            if not moved.any():  # the tangents are the functions themselves
-                status = m.SOFT
-                break
-        if radius > 0.0:
-            kernels_l1inf.finish(radius, theta, bounds, counts, excess)
-        else:
-            bounds[:] = 0.0
-        bounds /= unit
-        info[:] = status, theta / unit, bounds.sum(), rounds
-        task = partial(kernels.apply, z, *parts.layout, bounds, bounds[:0], out)
-        run_split(task, len(z), workers)
+        exponent = math.frexp(tops.max())[1]
+        if abs(exponent) <= (900 if z.itemsize == 8 else 100):
+            break
+        unit = math.ldexp(1.0, min(-exponent, 1000))  # sums may overflow
+        values = values * np.float64(unit)
+        radius *= unit
+    if tops.sum() <= radius * (1.0 + slack):
+        info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0
+        out[...] = z
+        bounds[:] = tops / unit
+        return
+    theta, rounds, status = 0.0, 0, m.CAPPED
+    moved = np.empty(count, bool)
+    while rounds < _MOST_ROUNDS:
+        theta = kernels_l1inf.solve(radius, theta, bounds, counts, excess)
+        if radius == 0.0:
+            status = m.SOFT
+            break
+        run_split(
+            lambda i, j, theta=theta: kernels_l1inf.advance_bounds(
+                values, starts, theta, totals, bounds, counts, excess, gaps, moved, i, j
+            ),
+            count, workers,
+        )  # fmt: skip
+        rounds += 1
+        if not moved.any():  # the tangents are the functions themselves
+            status = m.SOFT
+            break
+    if radius > 0.0:
+        kernels_l1inf.finish(radius, theta, bounds, counts, excess)
+    else:
+        bounds[:] = 0.0
+    bounds /= unit
+    info[:] = status, theta / unit, bounds.sum(), rounds
+    task = partial(kernels.apply, z, *parts.layout, bounds, bounds[:0], out)
+    run_split(task, len(z), workers)
 
 
 @takes_tensors
@@ -572,7 +574,7 @@ def level_for_groups(
         return on_gpu.level_for_groups(x, wanted, groups, inner)
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
-    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    norm = INNER[_checks.choose(inner, "inner", INNER)]
     batch = () if parts.whole else data.batch
     counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1")
     counts = np.minimum(counts, parts.number).astype(np.int64)
@@ -593,7 +595,7 @@ def largest_groups(x, count, groups, inner, workers):
     """Mask of the entries in the `count` groups of a finite matrix that have the largest norms."""
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
-    norm = INNER[_checks.choose(inner, "inner", tuple(INNER))]
+    norm = INNER[_checks.choose(inner, "inner", INNER)]
     workers = resolve_workers(workers)
     kept = []
     for z in parts.seen(_groups.source(data)):

@@ -195,6 +195,37 @@ def test_batches_are_loops(groups, inner):
         )
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("inner", INNER)
+def test_a_batch_of_which_some_are_special(inner, workers):
+    rng = np.random.default_rng(8)
+    y = rng.standard_normal((7, 9, 8)).astype(np.float32)
+    y[1] *= np.float32(1e-30)  # squares underflow
+    y[2] = 0.0
+    y[3] *= np.float32(1e37)  # and overflow
+    y[5, 2, 3] = np.nan
+    given = {"inner": inner, "groups": "columns"}
+    levels = np.linspace(1.5, 2.0, 7)
+    x, info = ch.project_bilevel(
+        y, levels, check_finite=False, full_output=True, workers=workers, **given
+    )
+    for b in range(7):
+        if b == 5:
+            assert np.isnan(x[b]).all()
+            assert np.isnan(info.radii[b]).all()
+            continue
+        one, part = ch.project_bilevel(y[b], levels[b], full_output=True, **given)
+        np.testing.assert_array_equal(x[b], one)
+        np.testing.assert_array_equal(info.radii[b], part.radii)
+        assert info.threshold[b] == part.threshold
+    with pytest.raises(ValueError, match="x must be finite"):
+        ch.project_bilevel(y, levels, workers=workers, **given)
+    z = y.copy()
+    with pytest.raises(ValueError, match="x must be finite"):
+        ch.project_bilevel(z, levels, overwrite_x=True, workers=workers, **given)
+    np.testing.assert_array_equal(z, y)  # nothing is lost
+
+
 def test_labels_of_full_shape_are_one_projection():
     y = np.random.default_rng(7).standard_normal((4, 6, 5))
     heads = np.broadcast_to(np.arange(4)[:, None, None], y.shape)

@@ -87,6 +87,25 @@ class TwoWorkers:
         return self.problem.over_floor(threads=2).samples
 
 
+class Batches:
+    """A quarter of a million entries in many matrices, relative to one matrix of as many."""
+
+    params = ((16, 32, 64, 128), DTYPES)
+    param_names = ("side", "dtype")
+
+    def setup(self, side, dtype):
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((512, 512)).astype(dtype)
+        self.calls = [
+            partial(conehoyer.project_bilevel, z, 2.0, out=np.zeros_like(z))
+            for z in (x.reshape(-1, side, side), x)
+        ]
+
+    @sampled("ratio")
+    def track_over_one(self, *params):
+        return compare(self.calls).samples
+
+
 class Shapes:
     """Blocks of few rows or odd widths, and short rows, of a million entries."""
 

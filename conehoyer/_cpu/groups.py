@@ -886,32 +886,36 @@ def settle(norms, u, outer, feasible, order, radii, info):
 
 @kernel
 def project(
-    rows, x, inner, kind, height, width, labels, order, room, outer, bound, feasible, tol, out,
-    radii, info,
+    rows, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol, out,
+    radii, info, first, last,
 ):  # fmt: skip
-    """The whole projection by one thread; linf and l2.  False where the norms need another unit.
+    """The whole projection of the matrices first..last−1 by one thread; linf and l2.
 
+    Returns the largest status; `RESCALE` is that of matrices whose norms need another unit.
     `rows` is the address of `engine.project_rows`.  `room` has two rows of as many entries as
-    there are groups: Numba would take them page by page where they are large.  For `order`,
-    `radii` and `info` see `settle`.
+    there are groups: Numba would take them page by page where they are large.  For `order` and
+    the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings in the level or radius.
     """
     norms, u = room[0], room[1]
-    number = norms.size
-    top = all_norms(x, 1.0, kind, height, width, labels, inner, norms)
-    if inner == L2 and not in_range(top, x):
-        return False
-    info[WANTED] = bound
-    engine.rows_at(
-        rows, outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
-        info.reshape(1, info.size), NONE, ONE,
-    )  # fmt: skip
-    if info[STATUS] == m.NONFINITE:
-        return True
-    settle(norms, u, outer, feasible, order, radii, info)
-    if info[STATUS] == m.FEASIBLE and inner == LINF:
-        _copy(x.reshape(-1), out.reshape(-1))
-        return True
-    apply(
-        x, kind, height, width, labels, u, norms[: number if inner == L2 else 0], out, NONE, len(x)
-    )
-    return True
+    number, worst = norms.size, 0.0
+    for b in range(first, last):
+        x, to, about = matrices[b], out[b], info[b]
+        top = all_norms(x, 1.0, kind, height, width, labels, inner, norms)
+        if inner == L2 and not in_range(top, x):
+            about[STATUS] = m.RESCALE
+            worst = max(worst, about[STATUS])
+            continue
+        engine.rows_at(
+            rows, outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
+            about.reshape(1, about.size), NONE, ONE,
+        )  # fmt: skip
+        worst = max(worst, about[STATUS])
+        if about[STATUS] == m.NONFINITE:
+            continue
+        settle(norms, u, outer, feasible, order, radii[b], about)
+        if about[STATUS] == m.FEASIBLE and inner == LINF:
+            _copy(x.reshape(-1), to.reshape(-1))
+            continue
+        scaled = norms[: number if inner == L2 else 0]
+        apply(x, kind, height, width, labels, u, scaled, to, NONE, len(x))
+    return worst
