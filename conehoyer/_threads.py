@@ -10,14 +10,17 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import pairwise
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
 _lock = threading.Lock()
-_jobs: SimpleQueue | None = None
+_team: tuple[SimpleQueue, np.ndarray, Any] | None = None  # see `_start`
 _posted = np.zeros(1, np.int64)  # how many times parts were handed out
 
 
@@ -99,43 +102,45 @@ def get_workers() -> int:
     return _workers.get()
 
 
-def _get_jobs() -> SimpleQueue:
-    """The queue of jobs; the first call starts the threads that wait at it."""
+def _start() -> tuple[SimpleQueue, np.ndarray, Any]:
+    """The queue of jobs, the threads' desks, and what they wait by; starts the threads once."""
     from ._cpu import waiting  # imports Numba, which those who only ask for the number don't need
 
-    global _jobs
+    global _team
     with _lock:
-        if _jobs is None:
+        if _team is None:
             lead = waiting.find_lead(_posted)  # compiles, not in a thread of ours
             jobs: SimpleQueue = SimpleQueue()
-            for number in range(max(_available() - 1, 1)):
+            desks = np.zeros((max(_available() - 1, 1), waiting.DESK), np.int64)
+            for number, desk in enumerate(desks):
                 name = f"conehoyer_{number}"
-                threading.Thread(target=_serve, args=(jobs, lead), name=name, daemon=True).start()
-            _jobs = jobs
-        return _jobs
+                given = jobs, lead, desk
+                threading.Thread(target=_serve, args=given, name=name, daemon=True).start()
+            _team = jobs, desks, waiting
+        return _team
 
 
-def _serve(jobs: SimpleQueue, lead: int) -> None:
+def _serve(jobs: SimpleQueue, lead: int, desk: np.ndarray) -> None:
     """Take parts for ever, and stay awake for a moment after each: a call may hand out several."""
     from ._cpu import waiting
 
     while True:
-        task, edges, part, done, ended = jobs.get()
+        task, part, done, ended, place = jobs.get()
         error = None
         try:
-            task(edges[part], edges[part + 1])
+            task(*part)
         except BaseException as caught:
             error = caught
         done.put(error)
         del task, done, error  # nothing is kept alive while the thread waits
         seen = _posted[0]
-        waiting.rest(ended, part - 1, _posted, seen if jobs.empty() else -1, lead)
+        waiting.rest(ended, place, _posted, seen if jobs.empty() else -1, lead, desk)
 
 
 def _forget_threads() -> None:
     """A forked child has none of its parent's threads: it starts its own."""
-    global _jobs, _lock
-    _jobs, _lock = None, threading.Lock()
+    global _team, _lock
+    _team, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -148,20 +153,36 @@ def run_split(task: Callable[[int, int], object], count: int, workers: int) -> N
     if workers <= 1:
         task(0, count)
         return
-    from ._cpu import waiting
+    run_parts(task, _even_parts(count, workers))
 
-    edges = [count * w // workers for w in range(workers + 1)]
-    jobs = _get_jobs()
+
+@lru_cache(maxsize=256)
+def _even_parts(count: int, workers: int) -> tuple[tuple[int, int], ...]:
+    return tuple(pairwise(count * w // workers for w in range(workers + 1)))
+
+
+def run_parts(task: Callable[..., object], parts: tuple[tuple[int, ...], ...]) -> None:
+    """Call ``task(*part)`` for each of the parts, each in a thread, the first in this one.
+
+    Threads that are awake need no Python if the task is a `partial` of a kernel.
+    """
+    if len(parts) == 1:
+        task(*parts[0])
+        return
+    jobs, desks, waiting = _team or _start()
+    if type(task) is partial and not task.keywords:
+        if waiting.hand_out(task.func, task.args, parts, desks):
+            return
     done: SimpleQueue = SimpleQueue()
-    ended = np.zeros(workers - 1, np.int64)
-    for part in range(1, workers):
-        jobs.put((task, edges, part, done, ended))
+    ended = np.zeros(len(parts) - 1, np.int64)
+    for place, part in enumerate(parts[1:]):
+        jobs.put((task, part, done, ended, place))
     _posted[0] += 1
     try:
-        task(edges[0], edges[1])
+        task(*parts[0])
     finally:
         waiting.for_all(ended)
-        errors = [done.get() for _ in range(workers - 1)]
+        errors = [done.get() for _ in ended]
     for error in errors:
         if error is not None:
             raise error

@@ -314,10 +314,8 @@ def _shrink(z, parts, slack, radii, norms, unit, out, workers):
     values, starts, order = _groups.gathered(z, parts)
     values = values.astype(np.float64) * unit
     rows = engine.address_of_rows(values.dtype)
-    run_split(
-        lambda i, j: kernels.shrink(rows, values, starts, radii, norms, slack, i, j),
-        parts.number, workers,
-    )  # fmt: skip
+    task = partial(kernels.shrink, rows, values, starts, radii, norms, slack)
+    run_split(task, parts.number, workers)
     _groups.scattered(values / unit, order, parts, out)
 
 
@@ -498,12 +496,11 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
         if radius == 0.0:
             status = m.SOFT
             break
-        run_split(
-            lambda i, j, theta=theta: kernels_l1inf.advance_bounds(
-                values, starts, theta, totals, bounds, counts, excess, gaps, moved, i, j
-            ),
-            count, workers,
+        task = partial(
+            kernels_l1inf.advance_bounds,
+            values, starts, theta, totals, bounds, counts, excess, gaps, moved,
         )  # fmt: skip
+        run_split(task, count, workers)
         rounds += 1
         if not moved.any():  # the tangents are the functions themselves
             status = m.SOFT

@@ -30,7 +30,7 @@ import numpy as np
 from ._checks import MOST, as_array, integer, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
-from ._threads import resolve_workers, run_split
+from ._threads import resolve_workers, run_parts, run_split
 
 __all__ = [
     "BlockPattern",
@@ -275,10 +275,7 @@ class BlockPattern:
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
         given = (0,) * count, (0,) * deep, queries, keys, layout, self._rows, values
-
-        def task(first, last):
-            kernels.sample(*given, first, last)
-
+        task = functools.partial(kernels.sample, *given)
         work = self.n_blocks * height * width * q.shape[1]
         run_split(task, self.n_blocks, _threads(workers, work))
         return BlockSparse(self, values, layout)
@@ -627,10 +624,7 @@ class BlockSparse:
         """
         layout, values = self._layout, self._values
         result = _room(layout, self.dtype, self.n_blocks)
-
-        def task(first, last):
-            kernels.softmax(values, layout, self.shape[1], result, first, last)
-
+        task = functools.partial(kernels.softmax, values, layout, self.shape[1], result)
         run_split(task, self.pattern.grid[0], _threads(workers, 32 * values.size))
         return BlockSparse(self.pattern, result, layout)
 
@@ -757,12 +751,7 @@ class BlockSparse:
                 x = x.T if by_columns else np.ascontiguousarray(x)
                 given = (0,) * rows, (0,) * vecs, (0,) * lanes, by_columns, *given, x, goal
         shares = self.pattern._shares(count, n, wide)
-
-        def task(first, last):
-            for share in shares[first:last]:
-                kernel(*given, *share)
-
-        run_split(task, count, count)
+        run_parts(functools.partial(kernel, *given), tuple(shares))
         if not turned and by_columns:
             _transpose(goal, out.T, count)
         return out
@@ -792,11 +781,7 @@ def _transpose(x, result, workers):
         result[...] = x.T
         return
     square = (0,) * tiles.lanes_of(x.dtype)
-
-    def task(first, last):
-        kernels.transpose(square, x, result, first, last)
-
-    run_split(task, x.shape[0], workers)
+    run_split(functools.partial(kernels.transpose, square, x, result), x.shape[0], workers)
 
 
 def _check_out(out, shape, dtype):

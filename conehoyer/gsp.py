@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,9 +214,7 @@ def project_gsp(
         targets = [_checks.target(slices[0], x, _checks.rows(slices[0]), out, overwrite_x)]
     group = _Group.of(slices, targets, workers)
     verdict = _search(group, sparseness, check_finite)
-    group.each(
-        lambda b, i, j: kernels.write(verdict, b.x, b.z, b.out, group.v, b.place, i, j),
-    )
+    group.each(kernels.write, lambda b: (verdict, b.x, b.z, b.out, group.v, b.place))
     if verdict.status == m.CAPPED:
         warnings.warn(
             f"the group sparse projection stopped after {verdict.passes} passes at the mean "
@@ -329,23 +328,26 @@ class _Group(NamedTuple):
             workers = 1
         return cls(blocks, v, np.empty((pieces, 4)), np.zeros(pieces, np.int64), workers)
 
-    def each(self, task: Callable[[_Block, int, int], object]) -> None:
-        """Call ``task(block, first, last)`` on all pieces, by all workers."""
+    def each(self, kernel: Callable[..., object], given: Callable[[_Block], tuple]) -> None:
+        """Call ``kernel(*given(block), first, last)`` on all pieces, by all workers."""
+        if len(self.blocks) == 1:
+            (b,) = self.blocks
+            run_split(partial(kernel, *given(b)), b.pieces, self.workers)
+            return
 
         def run(first, last):
             for b in self.blocks:
                 i, j = max(first - b.piece, 0), min(last - b.piece, b.pieces)
                 if i < j:
-                    task(b, i, j)
+                    kernel(*given(b), i, j)
 
         run_split(run, len(self.part), self.workers)
 
     def run_pass(self, kind):
         """The sums over all vectors; `kind` may depend on the block."""
         self.each(
-            lambda b, i, j: kernels.run_pass(
-                kind(b), b.z, b.buffer, self.kept, self.v, b.place, self.part, i, j
-            )
+            kernels.run_pass,
+            lambda b: (kind(b), b.z, b.buffer, self.kept, self.v, b.place, self.part),
         )
 
 

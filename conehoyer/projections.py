@@ -642,24 +642,16 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
     chunks = len(part)
     job = engine.prepare(kind, absolute, level, norm, z, buffer, part)
     while job.action != engine.WRITE:
-        run_split(
-            lambda i, j, job=job: engine.run_pass(
-                job, absolute, z, buffer, held, part, engine.marks_of(z.size), few, i, j
-            ),
-            chunks,
-            workers,
-        )
+        task = partial(engine.run_pass, job, absolute, z, buffer, held, part, few)
+        run_split(task, chunks, workers)
         job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, few, log)
     if kind == m.HOYER:
         job = engine.settled(job, absolute, level, rest, z, False)
     if job.state.status in (m.NONFINITE, m.RESCALE):
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, r, r + 1)
         return
-    run_split(
-        lambda i, j: engine.write(job, kind, absolute, level, rest, z, target, part, few, i, j),
-        chunks,
-        workers,
-    )
+    task = partial(engine.write, job, kind, absolute, level, rest, z, target, part, few)
+    run_split(task, chunks, workers)
     engine.report(job.state, kind, level, table[r])
 
 

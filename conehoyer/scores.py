@@ -1,5 +1,6 @@
 """Scores of sparsity."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def _score(x, axis, keepdims, workers, kind):
     result = np.zeros(len(z))
     if z.size:
         workers = workers if z.nbytes >= _PARALLEL_FROM else 1
-        run_split(lambda i, j: kernels.score_rows(z, kind, result, i, j), len(z), workers)
+        run_split(partial(kernels.score_rows, z, kind, result), len(z), workers)
     elif kind == m.SPARSENESS:
         result[:] = 1.0
     return _shaped(s, result, keepdims)

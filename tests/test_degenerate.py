@@ -438,10 +438,10 @@ def test_masks_that_a_sample_has_not_seen(seed):
     y[rng.random(y.size) < rng.choice([1e-4, 0.02, 0.5, 0.9])] = -(10.0 ** rng.uniform(3, 90))
     total = 10.0 ** rng.uniform(-4, 40)
     out, part, few = np.empty_like(y), engine.room_for_chunks(y.size), engine.room_for_few(0, True)
-    held, marks = np.empty(0), engine.marks_of(y.size)
+    held = np.empty(0)
     job = entry(engine._sums_job)(m.start(m.SIMPLEX), 0.0, engine.MOST_SAMPLES)
     while job.action != engine.WRITE:
-        engine.run_pass(job, False, y, out, held, part, marks, few, 0, len(part))
+        engine.run_pass(job, False, y, out, held, part, few, 0, len(part))
         job = engine.proceed(
             job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0)
         )

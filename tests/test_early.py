@@ -62,11 +62,11 @@ def test_no_room(dtype, n):
 def jobs(kind, absolute, p, z, out):
     """The jobs that one slice takes."""
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, True)
-    held, marks = np.empty(engine.room_to_hold(z.size), z.dtype), engine.marks_of(z.size)
+    held = np.empty(engine.room_to_hold(z.size), z.dtype)
     told = [engine.prepare(kind, absolute, p, -1.0, z, out, part)]
     while told[-1].action != engine.WRITE:
         job = told[-1]
-        engine.run_pass(job, absolute, z, out, held, part, marks, few, 0, len(part))
+        engine.run_pass(job, absolute, z, out, held, part, few, 0, len(part))
         told.append(
             engine.proceed(job, kind, absolute, p, 1e-12, z, out, held, part, few, np.empty(0))
         )

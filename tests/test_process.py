@@ -231,11 +231,12 @@ import numpy as np
 from conehoyer._cpu import waiting
 
 waiting.for_all(np.array([1, 0, 1]))  # the second thread does not come
-marks, posted = np.zeros(2, np.int64), np.array([7])
-waiting.rest(marks, 1, posted, 7, 1000)  # nothing is posted
+marks, posted, desk = np.zeros(2, np.int64), np.array([7]), np.zeros(waiting.DESK, np.int64)
+waiting.rest(marks, 1, posted, 7, 1000, desk)  # nothing is posted
 assert marks.tolist() == [0, 1]
-waiting.rest(marks, 0, posted, 6, 1000)  # something was
+waiting.rest(marks, 0, posted, 6, 1000, desk)  # something was
 assert marks.tolist() == [1, 1]
+assert desk[waiting.STATE] == waiting.AWAY
 assert 0 < waiting.find_lead(posted) <= 12_000
 print("ok")
 """
@@ -245,6 +246,107 @@ def test_waiting_ends(tmp_path):
     assert run(WAITING) == "ok"
     no_clock = "import time; del time.CLOCK_MONOTONIC\n"  # as on Windows
     assert run(no_clock + WAITING, NUMBA_CACHE_DIR=str(tmp_path)) == "ok"
+
+
+DESKS = """
+import threading
+from functools import partial
+
+import numpy as np
+
+from conehoyer import _threads
+from conehoyer._cpu import waiting
+from conehoyer._jit import kernel
+
+@kernel
+def fill(names, values, first, last):
+    for i in range(first, last):
+        names[i], values[i] = first, 2.0 * i
+
+@kernel
+def fail(names, first, last):
+    if first >= names[0]:
+        raise ValueError("a kernel of the library raises nothing but MemoryError")
+
+COUNT = 3
+desks, posted = np.zeros((COUNT, waiting.DESK), np.int64), np.zeros(1, np.int64)
+parts = (0, 5), (5, 8), (8, 12), (12, 20)
+given = np.zeros(20, np.int64), np.zeros(20)
+
+def serve(desk):
+    while posted[0] == 0:
+        waiting.rest(np.zeros(1, np.int64), 0, posted, 0, 0, desk)
+
+assert not waiting.hand_out(fill, given, parts, desks)  # nobody is there
+assert not waiting.hand_out(fill.py_func, given, parts, desks)  # no kernel
+assert not given[1].any()
+desks[0, waiting.STATE] = waiting.READY  # one is not enough, and is left as it was
+assert not waiting.hand_out(fill, given, parts, desks)
+assert desks[:, waiting.STATE].tolist() == [waiting.READY, 0, 0]
+desks[0] = 0
+
+threads = [threading.Thread(target=serve, args=(desk,)) for desk in desks]
+for thread in threads:
+    thread.start()
+
+def until_all_came(call):
+    for attempt in range(100_000):
+        if call():
+            return
+    raise AssertionError("the threads never were awake together")
+
+for width in (3, 4, 2):
+    edges = np.linspace(0, 20, width + 1).astype(int).tolist()
+    parts = tuple(zip(edges, edges[1:]))
+    for dtype in (np.float64, np.float32):  # the second has a place of its own
+        names, values = np.full(20, -1), np.zeros(20, dtype)
+        until_all_came(lambda: waiting.hand_out(fill, (names, values), parts, desks))
+        assert values.tolist() == [2.0 * i for i in range(20)]
+        assert names.tolist() == [first for first, last in parts for i in range(first, last)]
+
+def fails(least):
+    try:
+        return waiting.hand_out(fail, (np.array([least]),), ((0, 1), (1, 2)), desks)
+    except MemoryError:
+        return True
+
+until_all_came(lambda: fails(1))  # at the desk
+until_all_came(lambda: fails(0))  # here as well
+posted[0] = 1
+for thread in threads:
+    thread.join(30)
+    assert not thread.is_alive()
+assert not desks[:, waiting.STATE].any()
+assert not waiting.hand_out(fill, (names, values), parts, desks)
+
+# The library's own threads, from four threads of the caller at once.
+met = []
+hand_out = waiting.hand_out
+waiting.hand_out = lambda *given: met.append(hand_out(*given)) or met[-1]
+
+def work(number):
+    names, values = np.zeros(1000, np.int64), np.zeros(1000)
+    for again in range(300):
+        values[:] = 0.0
+        _threads.run_split(partial(fill, names, values), 1000, 2)
+        if not np.array_equal(values, 2.0 * np.arange(1000)):
+            wrong.append(number)
+
+wrong = []
+threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong
+work(5)
+assert not wrong and True in met, met.count(True)
+print("ok")
+"""
+
+
+def test_desks_of_threads_that_are_awake(tmp_path):
+    code = tmp_path / "desks.py"  # the cache wants a file
+    code.write_text(DESKS)
+    assert run(f"import runpy; runpy.run_path({str(code)!r})", **SHARED) == "ok"
 
 
 def test_no_option_reaches_what_a_kernel_calls():

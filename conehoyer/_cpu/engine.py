@@ -1304,8 +1304,16 @@ def rows_at(typingctx, address, kind, absolute, tol, strict, whole, x, out, tabl
 # --- by several threads ------------------------------------------------------------------------
 
 
-@helper
-def _write_part(job, kind, absolute, p, rest, z, out, part, few, first, last):
+@kernel
+def run_pass(job, absolute, z, buffer, held, part, few, first, last):
+    """What a thread does of a pass."""
+    marks = marks_of(z.size)
+    _run_pass(job, absolute, z, buffer, held, part, uncounted(marks), few, first, last)
+    keep(marks)
+
+
+@kernel
+def write(job, kind, absolute, p, rest, z, out, part, few, first, last):
     """What a thread does of the writing."""
     past = passes.beyond_caches(z, out)
     _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last)
@@ -1313,6 +1321,5 @@ def _write_part(job, kind, absolute, p, rest, z, out, part, few, first, last):
         simd.drain()
 
 
-# The steps of one slice, for threads that share it.
-prepare, run_pass, proceed = entry(_prepare), entry(_run_pass), entry(_proceed)
-settled, report, write = entry(_settled), entry(_report), entry(_write_part)
+# The other steps of one slice, for threads that share it.
+prepare, proceed, settled, report = map(entry, (_prepare, _proceed, _settled, _report))
