@@ -11,7 +11,7 @@ import numpy as np
 from . import _checks, _dispatch
 from ._cpu import groups as kernels
 from ._cpu import passes
-from ._threads import run_split
+from ._threads import NOBODY, run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
@@ -216,7 +216,7 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     result, unit = np.empty(groups.number, dtype_of_norms(z, groups, inner)), 1.0
     while True:
         if workers == 1 or z.nbytes < PARALLEL_FROM:
-            top = kernels.all_norms(z, unit, *groups.layout, inner, result)
+            top = kernels.all_norms(z, unit, *groups.layout, inner, result, 1, NOBODY)
         else:
             top = _norms(z, unit, groups, inner, workers, result)
         if inner == kernels.LINF or unit != 1.0 or kernels.in_range(top, z):

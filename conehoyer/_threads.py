@@ -19,6 +19,7 @@ import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
+NOBODY = np.zeros((0, 16), np.int64)  # desks of no threads
 _lock = threading.Lock()
 _team: tuple[SimpleQueue, np.ndarray, Any] | None = None  # see `_start`
 _posted = np.zeros(1, np.int64)  # how many times parts were handed out
@@ -135,6 +136,26 @@ def _serve(jobs: SimpleQueue, lead: int, desk: np.ndarray) -> None:
         del task, done, error  # nothing is kept alive while the thread waits
         seen = _posted[0]
         waiting.rest(ended, place, _posted, seen if jobs.empty() else -1, lead, desk)
+
+
+def team(workers: int) -> np.ndarray:
+    """The desks of the threads for so many workers, who are awake or about to be."""
+    if workers == 1:
+        return NOBODY
+    jobs, desks, waiting = _team or _start()
+    if not waiting.AWAKE:
+        return NOBODY
+    wanted = min(workers - 1, len(desks))
+    asleep = wanted - desks[:, waiting.STATE].tolist().count(waiting.READY)
+    if asleep > 0:
+        for _ in range(asleep):
+            jobs.put((_come, (), SimpleQueue(), np.zeros(1, np.int64), 0))
+        waiting.until_ready(desks, wanted)
+    return desks
+
+
+def _come() -> None:
+    pass
 
 
 def _forget_threads() -> None:

@@ -17,7 +17,7 @@ from ._cpu.arrays import STATUS, WANTED
 from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
-from ._threads import resolve_workers, run_split
+from ._threads import resolve_workers, run_split, team
 from .levels import levels_of_rows
 
 _MOST = float(np.finfo(float).max)
@@ -259,11 +259,16 @@ def _bilevel(
     if workers > 1 and matrices[0].nbytes < _groups.PARALLEL_FROM >> more:
         workers = 1
     left = range(len(matrices))
-    if workers == 1 and inner != kernels.L1:
-        room = np.empty((2, parts.number), _groups.dtype_of_norms(matrices, parts, inner))
+    real = _groups.dtype_of_norms(matrices, parts, inner)
+    many = workers > 1 and parts.number * real.itemsize >= projections.SHARED_FROM
+    at_once = inner != kernels.L1 and not many
+    desks = team(workers) if at_once else _threads.NOBODY
+    if at_once and (workers == 1 or len(desks)):
+        room = np.empty((2, parts.number), real)
         worst = kernels.project(
-            engine.address_of_rows(room.dtype), matrices, inner, *parts.layout, parts.order,
-            room, kind, feasible, slack, out, radii, info, 0, len(matrices),
+            engine.address_of_rows(real), matrices, inner, *parts.layout, parts.order,
+            room, kind, feasible, slack, out, radii, info, workers, desks,
+            0, len(matrices),
         )  # fmt: skip
         if worst < m.RESCALE:
             return
@@ -280,7 +285,10 @@ def _bilevel(
 
 
 def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers):
-    """One matrix by several threads, with ℓ1 norms, or where norms over- or underflow."""
+    """One matrix: with ℓ1 norms, or where norms over- or underflow or are too many for one thread.
+
+    Also by several threads on systems where they cannot wait awake.
+    """
     clip = inner == kernels.LINF
     norms, unit = _groups.norms(z, parts, inner, workers)
     if unit != 1.0 and kind == m.L1:

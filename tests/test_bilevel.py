@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conehoyer as ch
+from conehoyer import _groups
 
 KINDS = ["columns", "rows", "diagonals"]
 KINDS += [(1, 1), (1, 3), (1, 7), (2, 3), (4, 4), (3, 100), (100, 1)]
@@ -193,6 +194,26 @@ def test_batches_are_loops(groups, inner):
         np.testing.assert_array_equal(
             np.broadcast_to(info.mask, y.shape)[b], np.broadcast_to(part.mask, y.shape[2:])
         )
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2"])
+@pytest.mark.parametrize(
+    "groups", ["columns", "rows", "diagonals", (1, 4), (5, 3), (40, 40)], ids=str
+)
+def test_workers_at_their_desks(groups, inner, monkeypatch):
+    """Inside one kernel; `every_array_is_large` has the steps apart."""
+    monkeypatch.setattr(_groups, "PARALLEL_FROM", 0)
+    rng = np.random.default_rng(9)
+    for dtype in (np.float32, np.float64):
+        y = rng.standard_normal((600, 64)).astype(dtype)
+        tiny = np.array([y, y * dtype(1e-30)])
+        given = {"groups": groups, "inner": inner, "full_output": True}
+        for x, level in ((y, 2.0), (y, 1e6), (tiny, 2.0)):
+            expected, report = ch.project_bilevel(x, level, **given)
+            for workers in 5 * [2] + [3]:
+                result, info = ch.project_bilevel(x, level, workers=workers, **given)
+                np.testing.assert_array_equal(result, expected)
+                np.testing.assert_array_equal(info.radii, report.radii)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

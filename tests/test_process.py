@@ -250,6 +250,7 @@ def test_waiting_ends(tmp_path):
 
 DESKS = """
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -290,10 +291,10 @@ for thread in threads:
     thread.start()
 
 def until_all_came(call):
-    for attempt in range(100_000):
-        if call():
-            return
-    raise AssertionError("the threads never were awake together")
+    end = time.monotonic() + 60.0
+    while not call():
+        assert time.monotonic() < end, "the threads never were awake together"
+        time.sleep(1e-4)  # they want the interpreter's lock to come back
 
 for width in (3, 4, 2):
     edges = np.linspace(0, 20, width + 1).astype(int).tolist()
@@ -303,6 +304,37 @@ for width in (3, 4, 2):
         until_all_came(lambda: waiting.hand_out(fill, (names, values), parts, desks))
         assert values.tolist() == [2.0 * i for i in range(20)]
         assert names.tolist() == [first for first, last in parts for i in range(first, last)]
+
+@kernel
+def fill_all(names, values, count, workers, desks):
+    waiting.split(fill, (names, values), count, workers, desks)
+
+def parts_of(count, workers, desks):
+    names, values = np.full(20, -1), np.zeros(20)
+    fill_all(names, values, count, workers, desks)
+    assert values.tolist() == [2.0 * i for i in range(count)] + (20 - count) * [0.0]
+    return sorted(set(names[:count].tolist()))
+
+assert parts_of(20, 1, desks) == parts_of(20, 4, _threads.NOBODY) == [0]
+assert parts_of(0, 4, desks) == []
+until_all_came(lambda: parts_of(20, 4, desks) == [0, 5, 10, 15])
+until_all_came(lambda: parts_of(20, 3, desks) == [0, 6, 13])
+until_all_came(lambda: parts_of(2, 4, desks) == [0, 1])
+
+@kernel
+def fail_all(names, workers, desks):
+    waiting.split(fail, (names,), 2, workers, desks)
+
+def fail_at(least):
+    try:
+        fail_all(np.array([least]), 2, desks)
+        return False
+    except MemoryError:
+        return True
+
+assert fail_at(0)
+assert not fail_at(2)
+until_all_came(lambda: fail_at(1))
 
 def fails(least):
     try:
@@ -318,6 +350,9 @@ for thread in threads:
     assert not thread.is_alive()
 assert not desks[:, waiting.STATE].any()
 assert not waiting.hand_out(fill, (names, values), parts, desks)
+
+assert _threads.team(1) is _threads.NOBODY
+until_all_came(lambda: parts_of(20, 2, _threads.team(2)) == [0, 10])  # asleep or awake
 
 # The library's own threads, from four threads of the caller at once.
 met = []

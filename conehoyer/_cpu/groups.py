@@ -16,6 +16,7 @@ from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import engine, passes, simd
 from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
+from .waiting import split
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
@@ -827,20 +828,25 @@ def join_norms(pieces, kind, height, inner, norms):
 
 
 @kernel
-def all_norms(x, unit, kind, height, width, labels, inner, norms):
-    """Norms of all groups by one thread, l1 and l2 of `unit` times x; returns the largest sum."""
+def all_norms(x, unit, kind, height, width, labels, inner, norms, workers, desks):
+    """Norms of all groups, l1 and l2 of `unit` times x; returns the largest sum.
+
+    For the workers and their desks see `waiting.split`.
+    """
     count = pieces_of(kind, height, len(x))
     across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
     if are_whole(kind, height):
         most, rows = np.empty(count), norms.reshape(count, across)
-        whole_norms(x, unit, kind, height, width, labels, inner, rows, most, NONE, count)
+        given = x, unit, kind, height, width, labels, inner, rows, most
+        split(whole_norms, given, count, workers, desks)
         return passes.largest(most, False)
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
-        max_pieces(x, kind, height, width, labels, tops, NONE, count)
+        split(max_pieces, (x, kind, height, width, labels, tops), count, workers, desks)
         return join_norms(tops, kind, height, inner, norms)
     sums = np.empty((count, across))
-    sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, NONE, count)
+    given = x, inner == L2, unit, kind, height, width, labels, sums
+    split(sum_pieces, given, count, workers, desks)
     return join_norms(sums, kind, height, inner, norms)
 
 
@@ -887,20 +893,21 @@ def settle(norms, u, outer, feasible, order, radii, info):
 @kernel
 def project(
     rows, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol, out,
-    radii, info, first, last,
+    radii, info, workers, desks, first, last,
 ):  # fmt: skip
-    """The whole projection of the matrices first..last−1 by one thread; linf and l2.
+    """The whole projection of the matrices first..last−1; linf and l2.
 
     Returns the largest status; `RESCALE` is that of matrices whose norms need another unit.
     `rows` is the address of `engine.project_rows`.  `room` has two rows of as many entries as
     there are groups: Numba would take them page by page where they are large.  For `order` and
     the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings in the level or radius.
+    For the workers and their desks see `waiting.split`.
     """
     norms, u = room[0], room[1]
     number, worst = norms.size, 0.0
     for b in range(first, last):
         x, to, about = matrices[b], out[b], info[b]
-        top = all_norms(x, 1.0, kind, height, width, labels, inner, norms)
+        top = all_norms(x, 1.0, kind, height, width, labels, inner, norms, workers, desks)
         if inner == L2 and not in_range(top, x):
             about[STATUS] = m.RESCALE
             worst = max(worst, about[STATUS])
@@ -917,5 +924,6 @@ def project(
             _copy(x.reshape(-1), to.reshape(-1))
             continue
         scaled = norms[: number if inner == L2 else 0]
-        apply(x, kind, height, width, labels, u, scaled, to, NONE, len(x))
+        given = x, kind, height, width, labels, u, scaled, to
+        split(apply, given, len(x), workers, desks)
     return worst

@@ -19,7 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.dispatcher import Dispatcher
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from .._jit import helper, kernel
 
@@ -200,6 +200,18 @@ def rest(marks, place, posted, seen, lead, desk):
         _other(posted, 0, _now(posted, 0), min(lead, AWAKE))
 
 
+@kernel
+def until_ready(desks, count):
+    """Wait until so many threads are at their desks, or for a moment."""
+    start = _clock()
+    while _clock() - start < AWAKE:
+        ready = 0
+        for place in range(len(desks)):
+            ready += _now(desks[place], STATE) == READY
+        if ready >= count:
+            break
+
+
 def find_lead(posted):
     """How many ns who hands out parts takes to be in a kernel, by how long a short call takes.
 
@@ -219,50 +231,62 @@ def _word(builder, address, place):
     return builder.gep(builder.inttoptr(address, I64.as_pointer()), [I64(place)])
 
 
-def _do(context, builder, args, value, row, total):
-    """Call the kernel whose address and arguments `value` has, for a row; returns 1, or 2.
+def _part(context, builder, kind, kinds, find):
+    """The address of a function that does a part: of what is given, of type `kind`, and of a row.
 
-    2 is for an error: in a kernel there is none but for memory that cannot be had.
+    ``find(builder, values)`` has the kernel, and its arguments but for the part.  What is returned
+    is 1, or 2 for an error: in a kernel there is none but for memory that cannot be had.
     """
-    address, *given = cgutils.unpack_tuple(builder, value, len(args))
-    more = total - len(given)
-    given += [builder.load(_word(builder, row, PART + place)) for place in range(more)]
-    kinds = (*args.types[1:], *(types.int64,) * more)
-    kind = context.call_conv.get_function_type(types.none, kinds).as_pointer()
-    function = builder.inttoptr(address, kind)
-    status, _ = context.call_conv.call_function(builder, function, types.none, kinds, given)
-    return builder.select(status.is_error, I64(2), I64(1))
+    name = builder.module.get_unique_name(f"{builder.function.name}.part")
+    function = ir.Function(builder.module, _KIND_OF_PART, name)
+    function.linkage = "internal"
+    inner = ir.IRBuilder(function.append_basic_block())
+    given = inner.inttoptr(function.args[0], context.get_value_type(kind).as_pointer())
+    values = cgutils.unpack_tuple(inner, inner.load(given), len(kind))
+    called, values = find(inner, values)
+    row = function.args[1]
+    more = range(len(kinds) - len(values))
+    values += [inner.load(_word(inner, row, PART + place)) for place in more]
+    status, _ = context.call_conv.call_function(inner, called, types.none, kinds, values)
+    inner.ret(inner.select(status.is_error, I64(2), I64(1)))
+    return builder.ptrtoint(function, I64)
 
 
 @cache
-def _intrinsics(total):
-    """What `_share` needs for a kernel of so many arguments."""
+def _part_at(total):
+    """For `_share`: the function that does a part of a kernel of so many arguments."""
 
     @intrinsic
-    def do(typingctx, args, row):
-        """The part in a row, here; ``args[0]`` is the kernel's address."""
+    def part_at(typingctx, given):
+        """Its address; ``given[0]`` is the kernel's."""
+        kinds = (*given.types[1:], *(types.int64,) * (total - len(given) + 1))
 
-        def codegen(context, builder, signature, values):
-            return _do(context, builder, args, *values, total)
+        def codegen(context, builder, signature, args):
+            def find(inner, values):
+                kind = context.call_conv.get_function_type(types.none, kinds)
+                return inner.inttoptr(values[0], kind.as_pointer()), values[1:]
 
-        return types.int64(args, types.int64), codegen
+            return _part(context, builder, given, kinds, find)
 
-    @intrinsic
-    def doer(typingctx, args):
-        """The function that does the same with the address of `args`, for desks."""
+        return types.int64(given), codegen
 
-        def codegen(context, builder, signature, values):
-            name = f"{builder.function.name}.part"
-            function = ir.Function(builder.module, _KIND_OF_PART, name)
-            function.linkage = "internal"
-            inner = ir.IRBuilder(function.append_basic_block())
-            given = inner.inttoptr(function.args[0], values[0].type.as_pointer())
-            inner.ret(_do(context, inner, args, inner.load(given), function.args[1], total))
-            return builder.ptrtoint(function, I64)
+    return part_at
 
-        return types.int64(args), codegen
 
-    return do, doer
+@intrinsic
+def _part_of(typingctx, function, given):
+    """The address of the function that does ``function(*given, first, last)`` for desks."""
+    called = function.dispatcher
+    kinds = (*given.types, types.int64, types.int64)
+    called.compile(kinds)
+    compiled = called.overloads[kinds]
+
+    def codegen(context, builder, signature, args):
+        context.add_linking_libs((compiled.library,))
+        kernel = context.declare_function(builder.module, compiled.fndesc)
+        return _part(context, builder, given, kinds, lambda inner, values: (kernel, values))
+
+    return types.int64(function, given), codegen
 
 
 @intrinsic
@@ -291,6 +315,64 @@ def _remembered(typingctx, address):
     return types.int64(types.int64), codegen
 
 
+@intrinsic
+def _do(typingctx, call, given, row):
+    """The part in a row, here."""
+
+    def codegen(context, builder, signature, args):
+        function = builder.inttoptr(args[0], _KIND_OF_PART.as_pointer())
+        return builder.call(function, args[1:])
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+@helper
+def _take(desks, rows):
+    """Take the desks of threads awake, for all rows but the first; returns the number of rows."""
+    taken = 1
+    for place in range(len(desks)):
+        if taken < len(rows) and _exchange(desks[place], STATE, READY, TAKEN):
+            rows[taken, PLACE] = place
+            taken += 1
+    return taken
+
+
+@helper
+def _do_all(call, given, desks, rows):
+    """Do the parts in the rows, but for the first at the desks taken; returns the worst result."""
+    for r in range(1, len(rows)):
+        desk = desks[rows[r, PLACE]]
+        desk[CALL], desk[GIVEN], desk[ROW] = call, given, rows[r].ctypes.data
+        _put(desk, STATE, POSTED)
+    worst = _do(call, given, rows[0].ctypes.data)
+    for r in range(1, len(rows)):
+        while not _other(rows[r], DONE, 0, AWAKE):  # as long as the thread is at it, it must wait
+            _nap()
+        worst = max(worst, rows[r, DONE])
+    return worst
+
+
+@helper
+def _split(call, given, count, workers, desks):
+    """Do parts of range(count), here and at the desks of threads awake."""
+    rows = np.zeros((max(min(workers, count), 1), PART + 2), np.int64)
+    rows = rows[: _take(desks, rows)]
+    for r in range(len(rows)):
+        rows[r, PART] = count * r // len(rows)
+        rows[r, PART + 1] = count * (r + 1) // len(rows)
+    if _do_all(call, given, desks, rows) > 1:
+        raise MemoryError("no memory for what a kernel needs")
+
+
+@register_jitable
+def split(function, given, count, workers, desks):
+    """``function(*given, first, last)`` on parts of range(count), as many as there are workers.
+
+    For kernels; it takes the threads at the desks that are awake, and does the rest here.
+    """
+    _split(_part_of(function, given), _address_of(given), count, workers, desks)
+
+
 def _share(address, desks, rows, *args):
     """Call a kernel for each of the rows: the first here, the others at desks of threads awake.
 
@@ -299,27 +381,14 @@ def _share(address, desks, rows, *args):
     address = _remembered(address)
     if address == 0:
         return UNKNOWN
-    taken = 1
-    for place in range(len(desks)):
-        if taken < len(rows) and _exchange(desks[place], STATE, READY, TAKEN):
-            rows[taken, PLACE] = place
-            taken += 1
+    taken = _take(desks, rows)
     if taken < len(rows):
         for r in range(1, taken):
             _put(desks[rows[r, PLACE]], STATE, READY)
         return NOBODY
     given = (address, *args)
-    call, where = _doer(given), _address_of(given)  # noqa: F821 (a global of each copy)
-    for r in range(1, len(rows)):
-        desk = desks[rows[r, PLACE]]
-        desk[CALL], desk[GIVEN], desk[ROW] = call, where, rows[r].ctypes.data
-        _put(desk, STATE, POSTED)
-    worst = _do_here(given, rows[0].ctypes.data)  # noqa: F821
-    for r in range(1, len(rows)):
-        while not _other(rows[r], DONE, 0, AWAKE):  # as long as the thread is at it, it must wait
-            _nap()
-        worst = max(worst, rows[r, DONE])
-    return FAILED if worst > 1 else ALL_DONE
+    call = _part_at(given)
+    return FAILED if _do_all(call, _address_of(given), desks, rows) > 1 else ALL_DONE
 
 
 @cache
@@ -327,8 +396,7 @@ def _sharing(called):
     """`_share` for a kernel, and how many arguments the kernel has."""
     function = called.py_func
     total = function.__code__.co_argcount
-    here, doer = _intrinsics(total)
-    given = globals() | {"_do_here": here, "_doer": doer, "__name__": function.__module__}
+    given = globals() | {"_part_at": _part_at(total), "__name__": function.__module__}
     twin = FunctionType(_share.__code__, given, f"share_{function.__name__}")
     twin.__qualname__ = f"{function.__module__}.{twin.__name__}"  # the cache knows it by that
     return kernel(twin), total
