@@ -11,7 +11,8 @@ from functools import cache, partial
 import numpy as np
 
 import conehoyer
-from conehoyer._cpu import waiting
+from conehoyer._cpu import scores, waiting
+from conehoyer._math import MAGNITUDES
 from conehoyer._threads import run_split
 
 from .common import BLOCKS, PARAMETERS, compare, data, problem, require_processors, sampled
@@ -161,6 +162,19 @@ class SecondCall:
         with tempfile.TemporaryDirectory() as cache:
             code = SECOND_CALL.format(SECOND_CALLS[call])
             return in_new_process(code, NUMBA_CACHE_DIR=cache)
+
+
+class Desks:
+    """Time of a kernel's two short parts, one by a thread that is awake, over that of one call."""
+
+    def setup(self):
+        require_processors(2)
+
+    @sampled("ratio")
+    def track_over_one_part(self):
+        x, result = data("gaussian", (2, 100), "float64"), np.zeros(2)
+        task = partial(scores.score_rows, x, MAGNITUDES, result)
+        return compare((partial(run_split, task, 2, 2), partial(task, 0, 2))).samples
 
 
 class Waiting:
