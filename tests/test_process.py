@@ -286,7 +286,7 @@ assert not waiting.hand_out(fill, given, parts, desks)
 assert desks[:, waiting.STATE].tolist() == [waiting.READY, 0, 0]
 desks[0] = 0
 
-threads = [threading.Thread(target=serve, args=(desk,)) for desk in desks]
+threads = [threading.Thread(target=serve, args=(desk,), daemon=True) for desk in desks]
 for thread in threads:
     thread.start()
 
