@@ -232,9 +232,9 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
         read, goal = parts.seen(read), parts.seen(write)
     count = len(read)
     info = np.zeros((count, 4))
-    info[0 if count == 1 else slice(None), WANTED] = bounds  # one entry is filled in less time
     radii = np.zeros((count, parts.number if full_output else 0))
     if read.size:
+        info[0 if count == 1 else slice(None), WANTED] = bounds  # one entry is filled in less time
         if count > 1 and check_finite and np.may_share_memory(read, goal):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten

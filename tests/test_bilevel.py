@@ -427,6 +427,8 @@ def test_empty(shape, groups):
     assert x.shape == shape
     assert info.kept.shape == info.radii.shape
     assert info.kept.shape[: len(shape) - 2] == shape[:-2]
+    for zero in (info.level, info.threshold, info.passes, info.nnz):
+        np.testing.assert_array_equal(zero, np.zeros(shape[:-2]))
 
 
 @pytest.mark.usefixtures("every_array_is_large")
