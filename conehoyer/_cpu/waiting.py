@@ -5,7 +5,7 @@ processor that the other thread has, and a call of several passes would wait tha
 Who waits awake yields the processor to other threads, and goes to sleep if they keep it for long.
 
 A thread that is awake takes a part of a kernel's work from its desk, and nothing of Python runs
-between that and the part: ``bench_calls.Parts`` tells what this saves.
+between that and the part (``bench_calls.Desks``).
 """
 
 import platform
