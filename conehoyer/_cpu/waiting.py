@@ -19,7 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.dispatcher import Dispatcher
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic
 
 from .._jit import helper, kernel
 
@@ -274,22 +274,6 @@ def _part_at(total):
 
 
 @intrinsic
-def _part_of(typingctx, function, given):
-    """The address of the function that does ``function(*given, first, last)`` for desks."""
-    called = function.dispatcher
-    kinds = (*given.types, types.int64, types.int64)
-    called.compile(kinds)
-    compiled = called.overloads[kinds]
-
-    def codegen(context, builder, signature, args):
-        context.add_linking_libs((compiled.library,))
-        kernel = context.declare_function(builder.module, compiled.fndesc)
-        return _part(context, builder, given, kinds, lambda inner, values: (kernel, values))
-
-    return types.int64(function, given), codegen
-
-
-@intrinsic
 def _address_of(typingctx, args):
     """Where `args` lie, until the function that calls this returns."""
 
@@ -353,7 +337,7 @@ def _do_all(call, given, desks, rows):
 
 
 @helper
-def _split(call, given, count, workers, desks):
+def _do_split(call, given, count, workers, desks):
     """Do parts of range(count), here and at the desks of threads awake."""
     rows = np.zeros((max(min(workers, count), 1), PART + 2), np.int64)
     rows = rows[: _take(desks, rows)]
@@ -364,13 +348,31 @@ def _split(call, given, count, workers, desks):
         raise MemoryError("no memory for what a kernel needs")
 
 
-@register_jitable
-def split(function, given, count, workers, desks):
+@intrinsic
+def split(typingctx, function, given, count, workers, desks):
     """``function(*given, first, last)`` on parts of range(count), as many as there are workers.
 
     For kernels; it takes the threads at the desks that are awake, and does the rest here.
     """
-    _split(_part_of(function, given), _address_of(given), count, workers, desks)
+    called = function.dispatcher
+    kinds = (*given.types, types.int64, types.int64)
+    called.compile(kinds)
+    compiled = called.overloads[kinds]
+    how = typingctx.resolve_value_type(_do_split)
+    signature = how.get_call_type(typingctx, (types.int64, types.int64, count, workers, desks), {})
+
+    def codegen(context, builder, _, args):
+        # Numba would compile a function between the two with all that they call.
+        context.add_linking_libs((compiled.library,))
+        kernel = context.declare_function(builder.module, compiled.fndesc)
+        part = _part(context, builder, given, kinds, lambda inner, values: (kernel, values))
+        place = cgutils.alloca_once(builder, args[1].type)
+        builder.store(args[1], place)
+        do_split = context.get_function(how, signature)
+        context.add_linking_libs(do_split.libs)
+        return do_split(builder, (part, builder.ptrtoint(place, I64), *args[2:]))
+
+    return types.void(function, given, count, workers, desks), codegen
 
 
 def _share(address, desks, rows, *args):
