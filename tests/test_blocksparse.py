@@ -307,8 +307,10 @@ def test_scipy():
         from_scipy(sp.csr_array(w), (5, 3))
     with pytest.raises(ValueError, match="divide the shape"):
         compress(w, (5, 3)).to_scipy()
-    with pytest.raises(ValueError, match=r"a must be a matrix, got shape \(4,\)"):
-        from_scipy(sp.coo_array(np.ones(4)), (1, 1))
+    vector = sp.coo_array(np.ones(4))
+    if len(vector.shape) == 1:  # a matrix before SciPy 1.13
+        with pytest.raises(ValueError, match=r"a must be a matrix, got shape \(4,\)"):
+            from_scipy(vector, (1, 1))
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "lil", "dok", "bsr"])
