@@ -100,7 +100,7 @@ def kernel(function=None, **options):
 class _Parts(JITCodeLibrary):
     """What a helper is to its callers, which link it in: no machine code is made of it alone.
 
-    To make it took an eighth of the time of a first call (`bench_calls.FirstCall`).
+    Of a first call that saved 11 % of the instructions and 6 % of the cycles (``perf stat``).
     """
 
     def _finalize_final_module(self):
