@@ -273,14 +273,19 @@ def _part_at(total):
     return part_at
 
 
+def _place_of(builder, value):
+    """The address of the value, good until the function that is being built returns."""
+    place = cgutils.alloca_once(builder, value.type)
+    builder.store(value, place)
+    return builder.ptrtoint(place, I64)
+
+
 @intrinsic
 def _address_of(typingctx, args):
     """Where `args` lie, until the function that calls this returns."""
 
     def codegen(context, builder, signature, values):
-        place = cgutils.alloca_once(builder, values[0].type)
-        builder.store(values[0], place)
-        return builder.ptrtoint(place, I64)
+        return _place_of(builder, values[0])
 
     return types.int64(args), codegen
 
@@ -366,11 +371,9 @@ def split(typingctx, function, given, count, workers, desks):
         context.add_linking_libs((compiled.library,))
         kernel = context.declare_function(builder.module, compiled.fndesc)
         part = _part(context, builder, given, kinds, lambda inner, values: (kernel, values))
-        place = cgutils.alloca_once(builder, args[1].type)
-        builder.store(args[1], place)
         do_split = context.get_function(how, signature)
         context.add_linking_libs(do_split.libs)
-        return do_split(builder, (part, builder.ptrtoint(place, I64), *args[2:]))
+        return do_split(builder, (part, _place_of(builder, args[1]), *args[2:]))
 
     return types.void(function, given, count, workers, desks), codegen
 
