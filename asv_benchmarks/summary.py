@@ -225,9 +225,11 @@ def calls(report):
     report.row(
         "import conehoyer over NumPy, ms", [lambda: 1e3 * bench_calls.import_over_numpy()], 50
     )
-    report.row("first call, warm cache, s", [partial(bench_calls.first_call, warm=True)], 1)
+    sizes = bench_calls.FirstCall.params[0]
+    report.title("The first call in a new process, in s; n:", [f"{n:,}" for n in sizes])
+    report.row("warm cache", [partial(bench_calls.first_call, n, True) for n in sizes], 1)
     if not report.quick:
-        report.row("first call, cold cache, s", [partial(bench_calls.first_call, warm=False)])
+        report.row("cold cache", [partial(bench_calls.first_call, n, False) for n in sizes])
 
 
 SHARES = [f"{kept:.1%}" for kept in KEPT]

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks, _dispatch, _groups, _threads, projections
 from . import _math as m
-from ._cpu import engine, passes
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
+from ._cpu import passes, short
 from ._cpu.arrays import STATUS, WANTED
 from ._dispatch import takes_tensors
 from ._groups import INNER
@@ -266,7 +266,7 @@ def _bilevel(
     if at_once and (workers == 1 or len(desks)):
         room = np.empty((2, parts.number), real)
         worst = kernels.project(
-            engine.address_of_rows(real), matrices, inner, *parts.layout, parts.order,
+            short.addresses(parts.number, real), matrices, inner, *parts.layout, parts.order,
             room, kind, feasible, slack, out, radii, info, workers, desks,
             0, len(matrices),
         )  # fmt: skip
@@ -294,11 +294,12 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     if unit != 1.0 and kind == m.L1:
         info[WANTED] = float(info[WANTED]) * unit  # of floats of Python none overflows loudly
     u = np.empty_like(norms)
-    args = kind, True, slack, False, True, norms[None], u[None], info[None], 0
+    info[STATUS] = m.GO
+    args = kind, True, slack, True, True, norms[None], u[None], info[None]
     if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
-        projections.project_long(*args, workers)
+        projections.project_long(*args, 0, workers)
     else:
-        engine.project_rows(*args, 1)
+        projections.project_rows(*args, 1)
     if info[STATUS] == m.NONFINITE:
         return
     kernels.settle(norms, u, kind, feasible, parts.order, radii, info)
@@ -321,8 +322,8 @@ def _shrink(z, parts, slack, radii, norms, unit, out, workers):
     """Project each group of `unit` times z onto the l1 ball of its radius."""
     values, starts, order = _groups.gathered(z, parts)
     values = values.astype(np.float64) * unit
-    rows = engine.address_of_rows(values.dtype)
-    task = partial(kernels.shrink, rows, values, starts, radii, norms, slack)
+    places = short.address(values.dtype), short.address_of_engine(values.dtype)
+    task = partial(kernels.shrink, places, values, starts, radii, norms, slack)
     run_split(task, parts.number, workers)
     _groups.scattered(values / unit, order, parts, out)
 

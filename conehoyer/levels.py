@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _checks
+from . import _checks, projections
 from . import _math as m
-from ._cpu import engine, passes
 from ._cpu import levels as kernels
+from ._cpu import passes
 from ._cpu.arrays import LOG, WANTED
 from ._dispatch import on_device, takes_tensors
 
@@ -92,7 +92,7 @@ def levels_of_rows(z, counts, tol):
         result[numbers] = trial
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         table[:, WANTED] = trial
-        engine.project_rows(m.CAI, True, tol, True, True, rows, out, table, 0, len(rows))
+        projections.project_rows(m.CAI, True, tol, True, True, rows, out, table, 1)
         nonzeros = np.empty(len(rows), np.int64)
         kernels.count_nonzeros(out, nonzeros)
         dense = (nonzeros > counts[numbers]) & (trial > 1.0)

@@ -7,7 +7,7 @@ import numpy as np
 
 from . import _checks, _threads
 from . import _math as m
-from ._cpu import across, classic, engine, passes
+from ._cpu import across, classic, engine, passes, short
 from ._cpu.arrays import LOG, NORM, REST, STATUS, WANTED
 from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._dispatch import takes_tensors
@@ -580,13 +580,12 @@ def _project(
         more = 0 if run is None else 3  # the other methods are much more work
         workers = min(workers, count) if z.nbytes >= _threads.DEALT_FROM >> more else 1
     tol, whole = s.slack, not goal.in_place
-    if run is None and workers == 1:
-        engine.project_rows(kind, absolute, tol, check_finite, whole, z, goal.rows, table, 0, count)
-    elif shared:
+    if shared:
         for r in range(count):
             project_long(kind, absolute, tol, check_finite, whole, z, goal.rows, table, r, workers)
+    elif run is None:
+        project_rows(kind, absolute, tol, check_finite, whole, z, goal.rows, table, workers)
     else:
-        run = run or partial(engine.project_rows, kind, absolute, tol, check_finite, whole)
         run_split(partial(run, z, goal.rows, table), count, workers)
     if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
         _complain(table[:, STATUS], check_finite)
@@ -612,6 +611,30 @@ def _table(count, levels, rests, norms, full_output):
     return table
 
 
+def project_rows(kind, absolute, tol, strict, whole, x, out, table, workers):
+    """The rows of x, see `engine.project_rows`: short ones at first by `short`."""
+    given = kind, absolute, tol, strict, whole, x, out, table
+    if short.suits(x.shape[1], x.itemsize):
+        _run_rows(short.project_rows, given, len(x), workers)
+        if table[0, STATUS] != m.GO if len(x) == 1 else not _are_left(table, strict):
+            return
+        short.address_of_engine(x.dtype)  # other kernels may use it as well from now on
+    _run_rows(engine.project_rows, given, len(x), workers)
+
+
+def _are_left(table, strict):
+    """Whether there are rows for the engine: if all are wanted though some are not finite."""
+    status = table[:, STATUS]
+    return not status.all() and not (strict and (status == m.NONFINITE).any())
+
+
+def _run_rows(rows, given, count, workers):
+    if workers == 1:
+        rows(*given, 0, count)
+    else:
+        run_split(partial(rows, *given), count, workers)
+
+
 def _project_across(
     s, cubes, kind, absolute, levels, rests, norms, workers, check_finite, full_output
 ):
@@ -624,9 +647,12 @@ def _project_across(
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.columns_at_once(z, workers)
     panels = count * -(-columns // width)
-    rows = engine.address_of_rows(z.dtype)
-    given = rows, kind, absolute, s.slack, check_finite, z, target, table, width
-    run_split(partial(across.project_columns, *given), panels, workers)
+    given = kind, absolute, s.slack, check_finite, z, target, table, width
+    places = short.addresses(s.length, z.dtype)
+    run_split(partial(across.project_columns, places, *given), panels, workers)
+    if 0 in places and _are_left(table, check_finite):
+        places = places[0], short.address_of_engine(z.dtype)
+        run_split(partial(across.project_columns, places, *given), panels, workers)
     if table[:, STATUS].max() >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite)
     return (result, _info(s, None, result, table)) if full_output else result

@@ -32,8 +32,10 @@ def largest_kernels(request):
     import numpy as np
 
     import conehoyer
+    from conehoyer._cpu import short
 
     x = np.arange(6.0).reshape(2, 3).astype("f8" if int(worker[2:]) % 2 == 0 else "f4")
+    short.address_of_engine(x.dtype)
     conehoyer.project_cai(x, 1.5)
     conehoyer.project_cai(x, 1.5, axis=0)
     conehoyer.project_bilevel(x, level=1.5)

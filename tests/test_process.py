@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import conehoyer
-from conehoyer._cpu import classic, engine, waiting
+from conehoyer._cpu import engine, short, waiting
 from conehoyer._jit import entry
 from conehoyer._threads import run_split
 
@@ -465,7 +465,7 @@ def test_processes_that_compile_at_once_take_different_files(tmp_path):
 
 def test_helpers_of_one_name_are_told_apart_by_the_cache():
     """What calls them has the same code: without the module's name they would be one to it."""
-    one, other = entry(engine._report), entry(classic._report)
+    one, other = entry(engine._guess), entry(short._guess)
     assert one._cache._impl.filename_base != other._cache._impl.filename_base
 
 

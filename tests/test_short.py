@@ -11,15 +11,17 @@ from numba import njit
 from conehoyer import _math as m
 from conehoyer import (
     level_for_nnz,
+    project_bilevel,
     project_cai,
     project_hoyer,
     project_l1_ball,
     project_simplex,
 )
-from conehoyer._cpu import short
+from conehoyer._cpu import engine, short
 from conehoyer._cpu.arrays import LOG, WANTED
 
 DTYPES = [np.float32, np.float64]
+PLAIN = ["gaussian", "cauchy", "zipf", "integers", "near_constant"]
 
 
 @njit
@@ -114,7 +116,7 @@ def test_usual_rows_need_no_engine(dtype, kind):
         else:
             wanted = np.maximum(a - a[:, -kept - 1, None], 0).sum(axis=1)
         known = search(kind, True, 0.0, x, wanted)
-        assert np.mean(known[:, short.STATUS] == m.SOFT) > 0.8
+        assert np.mean(known[:, short.VERDICT] == m.SOFT) > 0.8
         assert np.mean(known[:, short.TAKEN]) < 5.0
 
 
@@ -134,10 +136,10 @@ def test_verdicts_are_right(dtype, kind, name):
         share = np.array([0.9, 0.5, 0.3, 0.1, 0.03, 0.01])
         wanted = (1.0 + (n - 1) * share) if kind == m.CAI else (share * a.sum(axis=1)).astype(float)
         for row, values, p in zip(search(kind, True, 0.0, x, wanted), a, wanted, strict=True):
-            if row[short.STATUS] == m.FEASIBLE:
+            if row[short.VERDICT] == m.FEASIBLE:
                 score = oracle.cai_score(values) if kind == m.CAI else values.sum()
                 assert score <= p * (1.0 + rtol)
-            elif row[short.STATUS] == m.SOFT:
+            elif row[short.VERDICT] == m.SOFT:
                 threshold = (
                     oracle.threshold_for_level if kind == m.CAI else oracle.threshold_for_sum
                 )
@@ -183,7 +185,7 @@ def test_who_is_left_to_the_engine():
     x[5] = np.where(rng.random(100) < 0.5, 2.0, 1.0)
     wanted = np.full(8, 30.0)
     wanted[6] = 1.0
-    statuses = search(m.CAI, True, 0.0, x, wanted)[:, short.STATUS]
+    statuses = search(m.CAI, True, 0.0, x, wanted)[:, short.VERDICT]
     left = m.CAPPED
     # One value only; zeros; NaN; inf; too small to square; ties; level 1; an ordinary row.
     assert statuses[0] == left
@@ -192,7 +194,7 @@ def test_who_is_left_to_the_engine():
     assert statuses[5] == left
     assert statuses[6] == left
     assert statuses[7] == m.SOFT
-    assert search(m.CAI, False, 0.0, x, wanted)[3, short.STATUS] == left
+    assert search(m.CAI, False, 0.0, x, wanted)[3, short.VERDICT] == left
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -202,7 +204,7 @@ def test_hardly_more_entries_than_the_level(dtype, level, status):
     rng = np.random.default_rng(2)
     x = np.append(1.0 + 0.3 * rng.random(30), 0.1 * rng.random(70)).astype(dtype)
     x = rng.permutation(x)[None]
-    assert search(m.CAI, True, 0.0, x, level)[0, short.STATUS] == status
+    assert search(m.CAI, True, 0.0, x, level)[0, short.VERDICT] == status
     ref = oracle.project_cai(x[0], level)
     atol = 1e-12 if dtype == np.float64 else 1e-5
     np.testing.assert_allclose(project_cai(x[0], level), ref.astype(float), atol=atol)
@@ -266,7 +268,7 @@ def test_the_engine_agrees():
     limit = short.LONGEST // 8
     x = rng.standard_normal((20, limit))
     longer = np.hstack([x, np.zeros((20, 8))])
-    assert search(m.CAI, True, 0.0, x, 300.0)[0, short.STATUS] == m.SOFT
+    assert search(m.CAI, True, 0.0, x, 300.0)[0, short.VERDICT] == m.SOFT
     for project, p in ((project_cai, 300.0), (project_l1_ball, 100.0)):
         np.testing.assert_allclose(
             project(x, p), project(longer, p)[:, :limit], rtol=1e-12, atol=1e-15
@@ -299,3 +301,107 @@ def test_a_tie_below_a_level(dtype, n):
         assert np.count_nonzero(y) == top, seed
         kept = np.sort(y[x == values[3]])
         assert kept[0] < kept[1] == kept[-1]  # all the same but one
+
+
+@pytest.fixture
+def new_process(monkeypatch):
+    """As in one where the engine has not been needed yet."""
+    monkeypatch.setattr(short, "_engine", {})
+    return short._engine
+
+
+@pytest.fixture
+def without_engine(new_process, monkeypatch):
+    """Whoever wants the engine fails."""
+
+    def compile_it(*_):
+        pytest.fail("the engine would have been compiled")
+
+    monkeypatch.setattr(short, "address_of_engine", compile_it)
+    monkeypatch.setattr(engine, "project_rows", compile_it)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 5, 20, 300, 2000])
+@pytest.mark.parametrize("name", [*PLAIN, "zeros", "tiny", "huge"])
+def test_short_rows_need_no_engine(name, n, dtype, without_engine):
+    """It takes several times as long to compile."""
+    rng = np.random.default_rng(11)
+    scale = {"tiny": 1e-30, "huge": 1e30, "zeros": 0.0}.get(name)
+    if dtype == np.float64 and name != "zeros":
+        scale = scale and scale**9
+    make = DISTRIBUTIONS.get(name, DISTRIBUTIONS["gaussian"])
+    with np.errstate(over="ignore", under="ignore"):
+        x = np.array([make(n, rng) for _ in range(40)])
+        x = (x if scale is None else x * scale).astype(dtype)
+    sums, squares = np.abs(x.astype(oracle.LD)).sum(1), (x.astype(oracle.LD) ** 2).sum(1)
+    scores = (sums**2 / np.where(squares > 0, squares, 1)).astype(float)
+    for share in (1e-3, 0.2, 0.7, 0.999, 1.5):
+        level = np.maximum(share * scores, 1.0)
+        project_cai(x, level)
+        project_cai(x[:20], level[:20], nonneg=True)
+        project_l1_ball(x, (share * sums).astype(float))
+    project_cai(x.T.copy(), 1.0, axis=0)
+    project_l1_ball(x, 0.0)
+    level_for_nnz(x, max(n // 3, 1))
+    if sums.all():
+        project_hoyer(x, 1.0)
+        if n >= 20 and name != "cauchy":  # elsewhere some rows are sparser
+            project_hoyer(x, 0.9)
+        project_simplex(np.abs(x), (0.3 * sums).astype(float))
+    project_bilevel(x, level=2.0, groups="rows")
+    project_bilevel(x, radius=float(sums[0]), inner="l2")
+    x[3, 0] = np.nan
+    for call in (
+        lambda: project_cai(x, 2.0),
+        lambda: project_cai(x, 2.0, axis=0),
+        lambda: project_bilevel(x, 2.0),
+    ):
+        with pytest.raises(ValueError, match="x must be finite"):
+            call()
+
+
+def left_rows(dtype):
+    """Rows, every third of which is for the engine: τ <= 0, or a radius tiny against τ."""
+    x = np.abs(np.random.default_rng(12).standard_normal((30, 50))).astype(dtype)
+    x[::3] -= 10.0
+    x[1] *= 1e-5
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_left_to_the_engine(dtype, workers, new_process, every_array_is_large):
+    """The others are not touched by it, whether it was there before or not."""
+    x = left_rows(dtype)
+    alone = np.array([project_simplex(row, 2.0) for row in x])
+    new_process.clear()
+    found = project_simplex(x, 2.0, workers=workers)
+    np.testing.assert_array_equal(found, alone)
+    for known in ({}, {x.dtype: short.address_of_engine(x.dtype)}):
+        new_process.clear()
+        new_process.update(known)
+        columns = np.ascontiguousarray(x.T)
+        result = project_simplex(columns, 2.0, axis=0, workers=workers)
+        np.testing.assert_array_equal(result, alone.T)
+        new_process.clear()
+        new_process.update(known)
+        project_simplex(columns, 2.0, axis=0, out=columns, workers=workers)
+        np.testing.assert_array_equal(columns, alone.T)
+    for row, y in zip(found, x, strict=True):
+        ref = oracle.project_simplex(y, 2.0).astype(float)
+        np.testing.assert_allclose(row, ref, atol=1e-12 if dtype == np.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+def test_norms_left_to_the_engine(dtype, inner, new_process):
+    """A radius so small against the norms that only their differences matter."""
+    x = np.random.default_rng(13).standard_normal((3, 40, 30)).astype(dtype)
+    x[1] *= 1e5
+    first = project_bilevel(x, radius=1e-9, inner=inner)
+    assert new_process
+    np.testing.assert_array_equal(project_bilevel(x, radius=1e-9, inner=inner), first)
+    norms = {"linf": np.inf, "l2": 2, "l1": 1}[inner]
+    sums = np.linalg.norm(first.astype(float), ord=norms, axis=1).sum(-1)
+    np.testing.assert_allclose(sums, 1e-9, rtol=1e-5)

@@ -27,7 +27,7 @@ print(time.perf_counter() - start)
 """
 FIRST_CALL = """
 import conehoyer, numpy, time
-y = numpy.random.default_rng(0).standard_normal(1000)
+y = numpy.random.default_rng(0).standard_normal({})
 start = time.perf_counter()
 conehoyer.project_cai(y, 50.0)
 print(time.perf_counter() - start)
@@ -43,6 +43,7 @@ middle = time.perf_counter()
 print((time.perf_counter() - middle) / (middle - start))
 """
 SECOND_CALLS = {
+    "long": "conehoyer.project_cai(numpy.tile(y, 100), 5.0, axis=None)",
     "axis=0": "conehoyer.project_cai(y, 5.0, axis=0)",
     "project_bilevel": "conehoyer.project_bilevel(y, 5.0)",
     "two threads": "conehoyer.project_cai(numpy.tile(y, 2000), 5.0, axis=None, workers=2)",
@@ -67,13 +68,14 @@ def import_over_numpy(repeats=9):
     return min(in_new_process(IMPORT) for _ in range(repeats))
 
 
-def first_call(warm, repeats=5):
+def first_call(n, warm, repeats=5):
     """Seconds of the first call in a new process; the import of Numba is part of it."""
+    code = FIRST_CALL.format(n)
     with tempfile.TemporaryDirectory() as cache:
-        cold = in_new_process(FIRST_CALL, NUMBA_CACHE_DIR=cache)
+        cold = in_new_process(code, NUMBA_CACHE_DIR=cache)
         if not warm:
             return cold
-        return min(in_new_process(FIRST_CALL, NUMBA_CACHE_DIR=cache) for _ in range(repeats))
+        return min(in_new_process(code, NUMBA_CACHE_DIR=cache) for _ in range(repeats))
 
 
 def seconds(call):
@@ -142,13 +144,17 @@ class Import:
 
 
 class FirstCall:
+    """Of a short vector, and of one that takes all of the engine."""
+
+    params = ((1_000, 100_000),)
+    param_names = ("n",)
     unit = "seconds"
 
-    def track_cold_cache(self):
-        return first_call(warm=False)
+    def track_cold_cache(self, n):
+        return first_call(n, warm=False)
 
-    def track_warm_cache(self):
-        return first_call(warm=True)
+    def track_warm_cache(self, n):
+        return first_call(n, warm=True)
 
 
 class SecondCall:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import helper, kernel
-from . import engine, simd
+from . import short, simd
 from .arrays import NO, NONE, STATUS
 
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
@@ -50,27 +50,41 @@ def transpose_each(x, out):
 
 
 @kernel
-def project_columns(rows, kind, absolute, tol, strict, x, out, table, width, first, last):
+def project_columns(places, kind, absolute, tol, strict, x, out, table, width, first, last):
     """Project the columns of each matrix of x into out: panels first..last−1 of `width` columns.
 
     `out` may be `x`.  `table` has a row for each column; for the rest see `engine.project_rows`,
-    which lies at the address `rows`.
+    and for the `places` `short.project_by`: of a panel with a column that has to wait for the other
+    nothing is done, and the status of its columns stays GO.
     """
     n, columns = x.shape[1], x.shape[2]
     panels = (columns + width - 1) // width
     source, target = x.reshape(x.size), out.reshape(out.size)
     panel = np.empty((width, n), x.dtype)
+    reports = np.empty((width, table.shape[1]))
     for k in range(first, last):
         column = k % panels * width
         count = min(width, columns - column)
         place = k // panels * n * columns + column
         row = k // panels * columns + column
+        if table[row, STATUS] != m.GO:
+            continue
         transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
-        engine.rows_at(
-            rows, kind, absolute, tol, strict, NO, panel, panel, table[row : row + count],
-            NONE, count,
-        )  # fmt: skip
-        for r in range(row, row + count):
-            if strict and table[r, STATUS] == m.NONFINITE:
+        for c in range(count):
+            for k in range(table.shape[1]):
+                reports[c, k] = table[row + c, k]
+        short.project_by(
+            places, kind, absolute, tol, strict, NO, panel, panel, reports, NONE, count
+        )
+        finished = True
+        for c in range(count):
+            finished &= reports[c, STATUS] != m.GO
+        for c in range(count):
+            if strict and reports[c, STATUS] == m.NONFINITE:
+                table[row + c, STATUS] = m.NONFINITE
                 return
-        transpose(panel.reshape(panel.size), 0, n, count, n, target, place, columns)
+        if finished:
+            for c in range(count):
+                for k in range(table.shape[1]):
+                    table[row + c, k] = reports[c, k]
+            transpose(panel.reshape(panel.size), 0, n, count, n, target, place, columns)

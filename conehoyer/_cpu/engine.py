@@ -5,9 +5,9 @@ and a few thousand entries), `run_pass` and `write` do the work on chunks of the
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
 
-Rows of up to 16 kB are first tried several at a time, see `short`.  On other short slices
-the first pass takes the sums at τ = 0 and guesses τ from them; a second one collects what lies
-above a point well left of the guess; Newton steps on those entries end it.
+Rows of up to 16 kB are tried in `short` before.  On a short slice the first pass takes the sums at
+τ = 0 and guesses τ from them; a second one collects what lies above a point well left of the guess;
+Newton steps on those entries end it.
 
 The usual course on a long slice: a small sample gives τ and its standard error; one pass sums
 what lies above the band τ ± 2.75 errors and stores what lies inside it, where the heads of the
@@ -20,7 +20,6 @@ passes.
 """
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import numba
@@ -30,7 +29,7 @@ from numba.extending import intrinsic
 
 from .. import _math as m
 from .._jit import entry, helper, inlined, kernel
-from . import passes, short, simd
+from . import passes, simd
 from .arrays import (
     LOG,
     NO,
@@ -643,7 +642,7 @@ def _verdict(status, anchor, l2, nu, s, q):
 
 
 @helper
-def _advance(kind, p, tol, st, nu, s, q, log):
+def advance(kind, p, tol, st, nu, s, q, log):
     """`m.advance`, and how large the support was, as far as the log has room."""
     inlined()
     st = m.advance(kind, p, tol, st, nu, s, q)
@@ -684,7 +683,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
-        st = _advance(kind, p, tol, st, nu, s, q, log)
+        st = advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
         if st.status == m.SOFT and buffer.itemsize == 4 and not two_sided:
             slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau) if quick else 0.0
@@ -895,9 +894,9 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         if complete and m.equality_holds(kind, p, l2, tol, s, q):
             if absolute or passes.nonnegative(z):
                 return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
-        st = _advance(kind, p, tol, st, nu, s, q, log)
+        st = advance(kind, p, tol, st, nu, s, q, log)
         if complete and st.status == m.GO and st.offset == -math.inf:
-            st = _advance(kind, p, tol, st, float(z.size), s, q, log)
+            st = advance(kind, p, tol, st, float(z.size), s, q, log)
         short = GUESS_FROM <= z.size < SAMPLE_FROM
         if short and st.status == m.GO and st.passes == 1:
             newton, guess = st.anchor + st.offset, _guess(kind, p, st, nu, s, q)
@@ -975,9 +974,10 @@ def _soft(kind, st, l2, real):
 
 
 @helper
-def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
-    """`passes.write_soft`, past the caches if so wanted."""
+def write_soft(kind, st, l2, z, absolute, out, past):
+    """Write the result for a soft threshold, past the caches if so wanted."""
     inlined()
+    anchor, offset, dust, factor = _soft(kind, st, l2, z.dtype.type)
     if past:
         passes.write_soft_past(z, absolute, anchor, offset, dust, factor, out)
     else:
@@ -985,29 +985,30 @@ def _write_soft(z, absolute, anchor, offset, dust, factor, out, past):
 
 
 @helper
+def write_verdict(kind, st, l2, p, rest, n, z, absolute, out, past):
+    """Write the result for a verdict on n entries, z all of them or, unless it is TIED, some."""
+    if st.status == m.FEASIBLE:
+        passes.write_copy(z, absolute, out)
+    elif st.status == m.TIED:
+        k, b = m.tied_profile(p, rest)
+        passes.write_tied(
+            z, absolute, st.anchor, k, b, m.tied_scale(kind, k, b, st.anchor, l2), out
+        )
+    elif st.status == m.FLAT:
+        passes.write_flat(z, absolute, l2 / math.sqrt(n), out)
+    elif st.status == m.NONFINITE:
+        out[:] = math.nan
+    else:
+        write_soft(kind, st, l2, z, absolute, out, past)
+
+
+@helper
 def _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last):
     """Write chunks first..last−1 of the result, past the caches if so wanted."""
     z, out = uncounted(z), uncounted(out)
     st = job.state
-    real = z.dtype.type
-    begin, end = first * CHUNK, min(last * CHUNK, z.size)
-    piece, target = z[begin:end], out[begin:end]
-    if st.status == m.FEASIBLE:
-        passes.write_copy(piece, absolute, target)
-    elif st.status == m.TIED:
-        if first == 0:  # the first k of the whole slice: one thread's work
-            k, b = m.tied_profile(p, rest)
-            factor = m.tied_scale(kind, k, b, st.anchor, job.l2)
-            passes.write_tied(z, absolute, st.anchor, k, b, factor, out)
-    elif st.status == m.FLAT:
-        passes.write_flat(piece, absolute, job.l2 / math.sqrt(z.size), target)
-    elif st.status == m.NONFINITE:
-        target[:] = math.nan
-    else:
-        anchor, offset, dust, factor = _soft(kind, st, job.l2, real)
-        if not job.early:
-            _write_soft(piece, absolute, anchor, offset, dust, factor, target, past)
-            return
+    if job.early:
+        anchor, offset, dust, factor = _soft(kind, st, job.l2, z.dtype.type)
         for c in range(first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
             found = int(part[c, FOUND])
@@ -1015,11 +1016,24 @@ def _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last):
                 z[begin:end], absolute, anchor, offset, dust, factor,
                 _words(few, int(part[c, WORDS]), found), found, out[begin:end],
             )  # fmt: skip
+        return
+    begin, end = first * CHUNK, min(last * CHUNK, z.size)
+    if st.status == m.TIED:  # the first k of the whole slice: one thread's work
+        begin, end = 0, z.size if first == 0 else 0
+    write_verdict(kind, st, job.l2, p, rest, z.size, z[begin:end], absolute, out[begin:end], past)
 
 
 @helper
-def _extreme(kind, absolute, p, l2, z):
-    """The verdict for radius 0, level 1 and (Hoyer) level n."""
+def is_extreme(kind, p, n):
+    """Whether it is radius 0, level 1 or (Hoyer) level n, which need no search."""
+    if kind <= m.SIMPLEX:
+        return p == 0.0
+    return p == 1.0 or (kind == m.HOYER and p >= n)
+
+
+@helper
+def extreme(kind, absolute, p, l2, z):
+    """The verdict then."""
     if kind <= m.SIMPLEX:
         top = passes.largest(z, absolute)
         inside = kind == m.L1 and not top > 0.0
@@ -1041,19 +1055,15 @@ def _prepare(kind, absolute, p, l2, z, buffer, part):
             part[:, FINITE] = UNSEEN
         elif not passes.all_finite(z):
             return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
-    if kind <= m.SIMPLEX:
-        extreme = p == 0.0
-    else:
-        extreme = p == 1.0 or (kind == m.HOYER and p >= z.size)
-    if extreme:
+    if is_extreme(kind, p, z.size):
         if not passes.all_finite(z):
             return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
-        return _extreme(kind, absolute, p, l2, z)
+        return extreme(kind, absolute, p, l2, z)
     return begin(kind, absolute, p, l2, z, buffer)
 
 
 @helper
-def _report(st, kind, p, row):
+def report_on(st, kind, p, row):
     """Status, threshold, value of the constraint reached, passes."""
     row[STATUS] = st.status
     row[THRESHOLD] = st.anchor + st.offset
@@ -1114,7 +1124,7 @@ def _least(z):
 
 
 @helper
-def _scale(kind, absolute, p, l2, z, scaled, by_size):
+def scale(kind, absolute, p, l2, z, scaled, by_size):
     """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back.
 
     `by_size`: the largest magnitude sets the unit, not the largest entry.
@@ -1140,32 +1150,39 @@ def _scale(kind, absolute, p, l2, z, scaled, by_size):
 
 
 @helper
-def _write_scaled(job, kind, absolute, p, rest, z, scaled, shift, back, out, part, few, row):
+def write_scaled(st, kind, absolute, p, l2, rest, z, scaled, shift, back, out, row):
     """Write and report what was computed on scaled data, in the data's own unit."""
-    if job.state.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
+    if st.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        _write(job, kind, absolute, p, rest, scaled, scaled, part, few, NO, NONE, chunks_of(z.size))
+        write_verdict(kind, st, l2, p, rest, z.size, scaled, absolute, scaled, NO)
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
     if kind <= m.SIMPLEX:
         row[REACHED] = math.ldexp(row[REACHED], -shift)
-        if job.state.status == m.FEASIBLE:  # beside a large radius nothing may have been left
+        if st.status == m.FEASIBLE:  # beside a large radius nothing may have been left
             _, row[REACHED], _ = passes.sums(z, absolute, 0.0, 0.0)
+
+
+@helper
+def goes_past(x, out):
+    """Whether rows are written past the caches."""
+    least = PAST_FROM_4 if x.itemsize == 4 else PAST_FROM_8
+    return x.shape[1] >= least and passes.beyond_caches(x, out)
 
 
 @kernel
 def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last):
-    """Project rows first..last−1 of x into out; NaN or inf ends it where `strict`.
+    """Project those of the rows first..last−1 of x into out whose status is GO.
 
-    `whole`: rows of `out` may serve as scratch, because `out` is not `x`.  For the columns of
-    `table` see `arrays`.
+    `strict`: NaN or inf ends it.  `whole`: rows of `out` may serve as scratch, because `out` is not
+    `x`.  For the columns of `table` see `arrays`.
     """
     n = x.shape[1]
     own_part = room_for_chunks(n)
     heads = room_to_hold(n)
-    past = n >= (PAST_FROM_4 if x.itemsize == 4 else PAST_FROM_8) and passes.beyond_caches(x, out)
+    past = goes_past(x, out)
     # Scratch where the result will be would bring it into the caches; of long rows little is used.
     aside = not whole or (past and n < SAMPLE_FROM and last - first > 1)
     own_scratch = np.empty(heads + (n if aside else 0), x.dtype)
@@ -1174,45 +1191,22 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
     held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
-    searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
-    together = short.together(x)
-    own_known, own_folded = short.scratch(x, together)
-    known, folded = uncounted(own_known), uncounted(own_folded)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]
-        place, found = 0, together > 0
-        if found:
-            place = (r - first) % together
-            if place == 0:
-                end = min(r + together, last)
-                after = min(end + together, last)
-                targets = out[end:after] if whole and not past else out[:0]
-                short.search(
-                    searched, absolute, tol, x[r:end], x[end:after], targets,
-                    folded, known, table[r:end],
-                )  # fmt: skip
-            found = short.is_verdict(kind, known[place])
-        elif not simd.STREAMS and r + 1 < last and n * x.itemsize >= NEAR:
+        if report[STATUS] != m.GO:
+            continue
+        if not simd.STREAMS and r + 1 < last and n * x.itemsize >= NEAR:
             # Many do not fetch beyond a page by themselves: 1,000 floats take a tenth less.
             following = x[r + 1]
             for i in range(0, min(n, AHEAD // x.itemsize), simd.LINE // x.itemsize):
                 simd.fetch(following, i)
         source, shift, back, p, l2 = z, NONE, NONE, report[WANTED], report[NORM]
         rest = report[REST] if kind == m.HOYER else 0.0
-        if found and known[place, short.STATUS] == m.SOFT and kind != m.HOYER:
-            st = short.verdict(known[place])  # the usual case, in few words
-            anchor, offset, dust, factor = _soft(kind, st, l2, x.dtype.type)
-            _write_soft(z, absolute, anchor, offset, dust, factor, target, past)
-            _report(st, kind, p, report)
-            continue
         buffer = spare if aside else target
         attempt, by_size, few = 0, False, uncounted(own_few)
         while True:
-            if not found:
-                table[r, LOG:] = -1.0  # nothing of another search
-            if found:
-                job, found = _last_job(kind, short.verdict(known[place]), l2, False), False
-            elif by_size:  # from all entries: right of 0 there may be too little to see
+            table[r, LOG:] = -1.0  # nothing of another search
+            if by_size:  # from all entries: right of 0 there may be too little to see
                 job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
             else:
                 job = _prepare(kind, absolute, p, l2, source, buffer, part)
@@ -1236,21 +1230,12 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 own_scaled = np.empty(n, x.dtype)
                 scaled = uncounted(own_scaled)
             p, l2 = report[WANTED], report[NORM]
-            shift, back, p, l2 = _scale(kind, absolute, p, l2, z, scaled, by_size)
+            shift, back, p, l2 = scale(kind, absolute, p, l2, z, scaled, by_size)
             source, few = scaled, few[:0]
-            if together > 0:
-                report[WANTED], wanted = p, report[WANTED]
-                short.search(
-                    searched, absolute, tol, source.reshape((1, n)), x[:0], out[:0],
-                    folded, known[place : place + 1], table[r : r + 1],
-                )  # fmt: skip
-                report[WANTED] = wanted
-                found = short.is_verdict(kind, known[place])
-                found = found and known[place, short.STATUS] != m.RESCALE
-        _report(job.state, kind, p, report)
+        report_on(job.state, kind, p, report)
         if attempt > 1:
-            _write_scaled(
-                job, kind, absolute, p, rest, z, source, shift, back, target, part, few, report
+            write_scaled(
+                job.state, kind, absolute, p, job.l2, rest, z, source, shift, back, target, report
             )
         elif job.state.status == m.NONFINITE and strict:
             break
@@ -1258,7 +1243,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             _write(job, kind, absolute, p, rest, z, target, part, few, past, NONE, len(part))
     if past:
         simd.drain()
-    keep((own_part, own_scratch, own_marks, own_few, own_scaled, own_known, own_folded))
+    keep((own_part, own_scratch, own_marks, own_few, own_scaled))
 
 
 # --- the same from other kernels ---------------------------------------------------------------
@@ -1273,18 +1258,17 @@ def _types_of_rows(dtype):
     return number, flag, types.float64, flag, flag, x, x, table, number, number
 
 
-@cache
-def address_of_rows(dtype):
-    """Where `project_rows` for arrays of this dtype lies, for `rows_at`."""
+def address_of(rows, dtype):
+    """Where a kernel with the parameters of `project_rows` lies, for arrays of this dtype."""
     given = _types_of_rows(numba.from_dtype(dtype))
-    project_rows.compile(given)
-    compiled = project_rows.overloads[given]
+    rows.compile(given)
+    compiled = rows.overloads[given]
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 @intrinsic
 def rows_at(typingctx, address, kind, absolute, tol, strict, whole, x, out, table, first, last):
-    """`project_rows`, which lies at the address that `address_of_rows` gave for x.dtype."""
+    """Call the kernel that lies at the address that `address_of` gave for x.dtype."""
     given = _types_of_rows(x.dtype)
     if (x, out, table) != given[5:8]:
         return None  # Numba says so
@@ -1322,4 +1306,4 @@ def write(job, kind, absolute, p, rest, z, out, part, few, first, last):
 
 
 # The other steps of one slice, for threads that share it.
-prepare, proceed, settled, report = map(entry, (_prepare, _proceed, _settled, _report))
+prepare, proceed, settled, report = map(entry, (_prepare, _proceed, _settled, report_on))

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _math as m
 from .._jit import helper, inlined, kernel
-from . import engine, passes, simd
+from . import passes, short, simd
 from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
 from .waiting import split
 
@@ -751,10 +751,10 @@ def in_range(top, x):
 
 
 @kernel
-def shrink(rows, values, starts, radii, norms, tol, first, last):
+def shrink(places, values, starts, radii, norms, tol, first, last):
     """Project the groups first..last−1, which lie one after the other, onto l1 balls.
 
-    `rows` is the address of `engine.project_rows`.
+    For the `places` see `short.project_by`; none is 0.
     """
     table = np.empty((1, LOG))
     for g in range(first, last):
@@ -762,9 +762,9 @@ def shrink(rows, values, starts, radii, norms, tol, first, last):
         if radii[g] == 0.0:
             part[:] = 0.0
         elif radii[g] < norms[g]:
-            table[0, WANTED] = radii[g]
+            table[0, STATUS], table[0, WANTED] = m.GO, radii[g]
             row = part.reshape(1, part.size)
-            engine.rows_at(rows, m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
+            short.project_by(places, m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
 
 
 # --- one matrix ----------------------------------------------------------------------------
@@ -892,16 +892,16 @@ def settle(norms, u, outer, feasible, order, radii, info):
 
 @kernel
 def project(
-    rows, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol, out,
+    places, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol, out,
     radii, info, workers, desks, first, last,
 ):  # fmt: skip
     """The whole projection of the matrices first..last−1; linf and l2.
 
-    Returns the largest status; `RESCALE` is that of matrices whose norms need another unit.
-    `rows` is the address of `engine.project_rows`.  `room` has two rows of as many entries as
-    there are groups: Numba would take them page by page where they are large.  For `order` and
-    the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings in the level or radius.
-    For the workers and their desks see `waiting.split`.
+    Returns the largest status; `RESCALE` is that of matrices whose norms need another unit, or for
+    which the engine has to be compiled: see `short.project_by` for the `places`.  `room` has two
+    rows of as many entries as there are groups: Numba would take them page by page where they are
+    large.  For `order` and the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings
+    in the level or radius.  For the workers and their desks see `waiting.split`.
     """
     norms, u = room[0], room[1]
     number, worst = norms.size, 0.0
@@ -912,12 +912,14 @@ def project(
             about[STATUS] = m.RESCALE
             worst = max(worst, about[STATUS])
             continue
-        engine.rows_at(
-            rows, outer, YES, tol, NO, YES, norms.reshape(1, number), u.reshape(1, number),
+        short.project_by(
+            places, outer, YES, tol, YES, YES, norms.reshape(1, number), u.reshape(1, number),
             about.reshape(1, about.size), NONE, ONE,
         )  # fmt: skip
+        if about[STATUS] == m.GO:
+            about[STATUS] = m.RESCALE
         worst = max(worst, about[STATUS])
-        if about[STATUS] == m.NONFINITE:
+        if about[STATUS] == m.RESCALE or about[STATUS] == m.NONFINITE:
             continue
         settle(norms, u, outer, feasible, order, radii[b], about)
         if about[STATUS] == m.FEASIBLE and inner == LINF:

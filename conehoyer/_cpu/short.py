@@ -7,19 +7,20 @@ between ways to go on, which it would have to guess.
 
 The sums at τ = 0 give a guess, two steps of third order lead close to τ*, and a Newton step ends
 the search where (nearly) no entry lies between the last two τ.  Where that is not so soon, or
-where rounding might matter, the row is left to the engine.
+where rounding might matter, the row is searched by itself, by plain passes.  The few rows that need
+more, another unit or a τ <= 0, are left to the engine, which takes long to compile.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 
 from .. import _math as m
-from .._jit import helper, inlined
-from . import passes, simd
-from .arrays import LOG, WANTED, uncounted
+from .._jit import helper, inlined, kernel
+from . import engine, passes, simd
+from .arrays import LOG, NORM, REST, STATUS, WANTED, keep, uncounted
 
-FROM = 8  # entries of a row
 BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
 STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
@@ -32,16 +33,15 @@ RUN = 16  # times the bytes of an entry: registers summed before a running sum i
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: left to the engine),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
 # at the τ before.
-STATUS, TAU, STEP, NU, S, Q, TAKEN, BEFORE = range(8)
+VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE = range(8)
 FIELDS = BEFORE + 1
 
 
 @helper
 def together(x):
-    """How many rows of x are searched together; 0 if they are too short or too long for that."""
-    n = x.shape[1]
-    size = n * x.itemsize
-    return max(BYTES // size, min(LONGEST // size, 2)) if n >= FROM and size <= LONGEST else 0
+    """How many rows of x are searched together; 0 if they are too long for that."""
+    size = max(x.shape[1] * x.itemsize, simd.LINE)
+    return max(BYTES // size, min(LONGEST // size, 2)) if size <= LONGEST else 0
 
 
 @helper
@@ -177,7 +177,7 @@ def _go_to(tau, real, row):
     inlined()
     row[TAU] = real(tau)
     if not 0.0 < row[TAU] < math.inf:
-        row[STATUS] = m.CAPPED
+        row[VERDICT] = m.CAPPED
 
 
 @helper
@@ -189,13 +189,13 @@ def _guess(kind, p, tol, itemsize, real, row):
     # Sums of float32 numbers won't do to tell if it is feasible, or for a small spread.
     rough = itemsize == 4 and (abs(excess) < 1e-4 or s * s > 0.99 * nu * q)
     if nu == 0.0:
-        row[STATUS] = m.FEASIBLE
+        row[VERDICT] = m.FEASIBLE
     elif not _holds(q, itemsize):
-        row[STATUS] = m.RESCALE
+        row[VERDICT] = m.RESCALE
     elif rough:
-        row[STATUS] = m.CAPPED
+        row[VERDICT] = m.CAPPED
     elif excess <= tol:
-        row[STATUS] = m.FEASIBLE
+        row[VERDICT] = m.FEASIBLE
     else:
         _go_to(m.tail_guess(kind, p, nu, s, q), real, row)
 
@@ -206,7 +206,7 @@ def _step(kind, p, itemsize, real, row):
     inlined()
     nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
     if not _holds(tau * tau + q, itemsize):
-        row[STATUS] = m.RESCALE
+        row[VERDICT] = m.RESCALE
     elif not nu > (p if kind >= m.CAI else 0.0):
         _go_to(BACK * tau, real, row)
     else:
@@ -243,9 +243,9 @@ def _last_step(kind, p, itemsize, row):
     inlined()
     nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
     if not _holds(tau * tau + q, itemsize):
-        row[STATUS] = m.RESCALE
+        row[VERDICT] = m.RESCALE
     elif not _sharp(kind, p, nu, tau):
-        row[STATUS] = m.CAPPED
+        row[VERDICT] = m.CAPPED
     else:
         row[STEP] = m.newton_offset(kind, p, nu, s, q)
 
@@ -261,7 +261,7 @@ def _end(kind, p, folded, row):
     # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
     sharp = _sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
     if wrong <= np.finfo(real).eps * s and sharp:
-        row[STATUS] = m.SOFT
+        row[VERDICT] = m.SOFT
         row[S], row[Q] = m.sums_at(nu, s, q, step)
     else:
         _go_to(tau + step, real, row)
@@ -290,7 +290,7 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
         p = table[r, WANTED]
         usual = 1.0 < p < x.shape[1] if kind >= m.CAI else p > 0.0
         usual = usual and (absolute or passes.all_finite(x[r]))
-        rows[r, STATUS] = m.GO if usual else m.CAPPED
+        rows[r, VERDICT] = m.GO if usual else m.CAPPED
         rows[r, TAU], rows[r, STEP], rows[r, TAKEN] = 0.0, 0.0, 0.0
         table[r, LOG:] = -1.0
     for k in range(STEPS):
@@ -300,13 +300,13 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
                 _fetch_part(ahead[r], k)
             if r < targets.shape[0]:
                 _fetch_part(targets[r], k)
-            if rows[r, STATUS] == m.GO:
+            if rows[r, VERDICT] == m.GO:
                 _look(x[r], absolute, folded[r], rows[r], table[r, LOG:])
                 going = True
         if not going:
             break
         for r in range(x.shape[0]):
-            if rows[r, STATUS] == m.GO:
+            if rows[r, VERDICT] == m.GO:
                 if k == 0:
                     _guess(kind, table[r, WANTED], tol, itemsize, real, rows[r])
                 elif _is_last(kind, table[r, WANTED], rows[r]):
@@ -315,23 +315,170 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
                     _step(kind, table[r, WANTED], itemsize, real, rows[r])
         if k >= 2:
             for r in range(x.shape[0]):
-                if rows[r, STATUS] == m.GO and _is_last(kind, table[r, WANTED], rows[r]):
+                if rows[r, VERDICT] == m.GO and _is_last(kind, table[r, WANTED], rows[r]):
                     _end(kind, table[r, WANTED], folded[r], rows[r])
 
 
 @helper
-def verdict(row):
+def _state(row):
     """The engine's state at a verdict."""
     inlined()
     return m.State(
-        int(row[STATUS]), row[TAU], row[STEP], 0.0, 0.0, row[NU], 0, False, True,
+        int(row[VERDICT]), row[TAU], row[STEP], 0.0, 0.0, row[NU], 0, False, True,
         int(row[TAKEN]), row[S], row[Q],
     )  # fmt: skip
 
 
 @helper
-def is_verdict(kind, row):
-    """Whether no search is left to the engine; where a τ <= 0 is sought, all of it is."""
-    inlined()
-    feasible = row[STATUS] == m.FEASIBLE and (kind == m.CAI or kind == m.L1)
-    return row[STATUS] == m.SOFT or row[STATUS] == m.RESCALE or feasible
+def _by_plain_steps(kind, absolute, p, tol, row, z, log):
+    """The verdict on a row, if there is one: from its last τ on, with the sums in float64."""
+    tau, taken = row[TAU] if 0.0 < row[TAU] < math.inf else 0.0, int(row[TAKEN])
+    st = m.State(m.GO, 0.0, tau, 0.0, math.inf, -1.0, 0, False, False, taken, 0.0, 0.0)
+    while st.status == m.GO:
+        nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
+        st = engine.advance(kind, p, tol, st, nu, s, q, log)
+    if kind == m.L1 and st.status == m.SOFT and p < passes.TINY * (st.anchor + st.offset):
+        return m.start(kind)  # only differences to the largest entry have digits enough
+    return st
+
+
+@helper
+def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, scaled, log):
+    """The verdict on a row and the norm wanted; GO: left to the engine, RESCALE: another unit."""
+    st = _state(row)
+    if st.status == m.SOFT or st.status == m.FEASIBLE:
+        pass
+    elif engine.is_extreme(kind, p, z.size):
+        job = engine.extreme(kind, absolute, p, l2, z)
+        st, l2 = job.state, job.l2
+    elif st.status != m.RESCALE:
+        st = _by_plain_steps(searched, absolute, p, tol, row, z, log)
+    if st.status == m.CAPPED or (st.status == m.FEASIBLE and kind != searched):  # then τ <= 0
+        return m.start(kind), l2
+    if kind == m.HOYER and st.status != m.RESCALE:
+        if l2 < 0.0:  # the norm wanted is that of the input
+            _, _, q = passes.sums(z, True, 0.0, -math.inf)
+            if not q < 1e200:
+                return m.start(kind), l2
+            l2 = math.sqrt(q)
+        st = engine.refine(st, absolute, p, rest, z)
+        if st.status == m.SOFT and not (scaled or m.fits_unit(l2, st, z.itemsize)):
+            row[VERDICT] = m.RESCALE
+            st = _state(row)
+    return st, l2
+
+
+@helper
+def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out, table):
+    """Project a row in the unit of its largest entry, unless it is left to the engine."""
+    report = table[0, :LOG]
+    wanted = report[WANTED]
+    shift, back, p, l2 = engine.scale(kind, absolute, wanted, report[NORM], z, scaled, False)
+    rows = scaled.reshape((1, z.size))
+    report[WANTED] = p
+    search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
+    report[WANTED] = wanted
+    st, l2 = _verdict(
+        kind, searched, absolute, p, tol, l2, rest, known[0], scaled, True, table[0, LOG:]
+    )
+    if st.status != m.GO and st.status != m.RESCALE:
+        engine.report_on(st, kind, p, report)
+        engine.write_scaled(st, kind, absolute, p, l2, rest, z, scaled, shift, back, out, report)
+
+
+@kernel
+def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last):
+    """`engine.project_rows` of rows that it `suits`; the status of those that are left stays GO."""
+    some, n = together(x), x.shape[1]
+    past = engine.goes_past(x, out)
+    own_known, own_folded = scratch(x, some)
+    own_scaled = np.empty(0, x.dtype)  # until it is needed
+    known, folded, scaled = uncounted(own_known), uncounted(own_folded), uncounted(own_scaled)
+    x, out, table = uncounted(x), uncounted(out), uncounted(table)
+    searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
+    begin = first
+    while begin < last:
+        end = min(begin + some, last)
+        after = min(end + some, last)
+        targets = out[end:after] if whole and not past else out[:0]
+        search(
+            searched, absolute, tol, x[begin:end], x[end:after], targets,
+            folded, known, table[begin:end],
+        )  # fmt: skip
+        for r in range(begin, end):
+            z, row, report, log = x[r], known[r - begin], table[r, :LOG], table[r, LOG:]
+            p, l2 = report[WANTED], report[NORM]
+            rest = report[REST] if kind == m.HOYER else 0.0
+            if row[VERDICT] == m.SOFT and kind != m.HOYER:  # the usual case, in few words
+                st = _state(row)
+                engine.write_soft(kind, st, l2, z, absolute, out[r], past)
+                engine.report_on(st, kind, p, report)
+                continue
+            if row[VERDICT] != m.SOFT and row[VERDICT] != m.FEASIBLE and not passes.all_finite(z):
+                if not strict:
+                    continue
+                report[STATUS] = m.NONFINITE
+                end = last
+                break
+            st, l2 = _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, False, log)
+            if st.status == m.RESCALE:
+                if scaled.size == 0:
+                    own_scaled = np.empty(n, x.dtype)
+                    scaled = uncounted(own_scaled)
+                _rescaled(
+                    kind, searched, absolute, tol, rest, z, scaled, folded,
+                    known[r - begin : r - begin + 1], out[r], table[r : r + 1],
+                )  # fmt: skip
+            elif st.status != m.GO:
+                engine.write_verdict(kind, st, l2, p, rest, n, z, absolute, out[r], past)
+                engine.report_on(st, kind, p, report)
+        begin = end
+    if past:
+        simd.drain()
+    keep((own_known, own_folded, own_scaled))
+
+
+def suits(n, itemsize):
+    """Whether rows of n entries are not too long for this."""
+    return n * itemsize <= LONGEST
+
+
+# --- from other kernels ------------------------------------------------------------------------
+
+
+@cache
+def address(dtype):
+    """Where `project_rows` for arrays of this dtype lies."""
+    return engine.address_of(project_rows, dtype)
+
+
+_engine: dict = {}  # dtypes, and where the engine's lies: those that have been needed
+
+
+def address_of_engine(dtype):
+    """Where `engine.project_rows` for arrays of this dtype lies; compiles it."""
+    if dtype not in _engine:
+        _engine[dtype] = engine.address_of(engine.project_rows, dtype)
+    return _engine[dtype]
+
+
+def addresses(n, dtype):
+    """For `project_by`: of this and of the engine; 0: not this, or that has not been needed yet."""
+    if suits(n, dtype.itemsize):
+        return address(dtype), _engine.get(dtype, 0)
+    return 0, address_of_engine(dtype)
+
+
+@helper
+def project_by(places, kind, absolute, tol, strict, whole, x, out, table, first, last):
+    """Project rows by what lies at these `addresses`; rows that need the other keep status GO."""
+    here, there = places
+    if here != 0 and together(x) > 0:
+        engine.rows_at(here, kind, absolute, tol, strict, whole, x, out, table, first, last)
+        left = False
+        for r in range(first, last):
+            left |= table[r, STATUS] == m.GO
+        if not left:
+            return
+    if there != 0:
+        engine.rows_at(there, kind, absolute, tol, strict, whole, x, out, table, first, last)
