@@ -595,7 +595,8 @@ def _project(
 
 def _worth_sharing(count, z, workers):
     """Whether there are fewer slices than workers, and long ones."""
-    return workers > count and z.nbytes >= count * SHARED_FROM
+    long = z.nbytes >= count * SHARED_FROM and not short.suits(z.size // count, z.itemsize)
+    return workers > count and long
 
 
 def _table(count, levels, rests, norms, full_output):
