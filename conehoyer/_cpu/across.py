@@ -71,20 +71,19 @@ def project_columns(places, kind, absolute, tol, strict, x, out, table, width, f
             continue
         transpose(source, place, columns, n, count, panel.reshape(panel.size), 0, n)
         for c in range(count):
-            for k in range(table.shape[1]):
-                reports[c, k] = table[row + c, k]
+            for i in range(table.shape[1]):
+                reports[c, i] = table[row + c, i]
         short.project_by(
             places, kind, absolute, tol, strict, NO, panel, panel, reports, NONE, count
         )
         finished = True
         for c in range(count):
             finished &= reports[c, STATUS] != m.GO
-        for c in range(count):
             if strict and reports[c, STATUS] == m.NONFINITE:
                 table[row + c, STATUS] = m.NONFINITE
                 return
         if finished:
             for c in range(count):
-                for k in range(table.shape[1]):
-                    table[row + c, k] = reports[c, k]
+                for i in range(table.shape[1]):
+                    table[row + c, i] = reports[c, i]
             transpose(panel.reshape(panel.size), 0, n, count, n, target, place, columns)

@@ -7,8 +7,8 @@ between ways to go on, which it would have to guess.
 
 The sums at τ = 0 give a guess, two steps of third order lead close to τ*, and a Newton step ends
 the search where (nearly) no entry lies between the last two τ.  Where that is not so soon, or
-where rounding might matter, the row is searched by itself, by plain passes.  The few rows that need
-more, another unit or a τ <= 0, are left to the engine, which takes long to compile.
+where rounding might matter, the row is searched by itself, by plain passes.  The few that need
+more, such as a τ <= 0, are left to the engine, which takes long to compile.
 """
 
 import math
@@ -30,7 +30,7 @@ NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
 RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
 
-# What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: left to the engine),
+# What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
 # at the τ before.
 VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE = range(8)
@@ -467,7 +467,7 @@ def address_of_engine(dtype):
 
 
 def addresses(n, dtype):
-    """For `project_by`: of this and of the engine; 0: not this, or that has not been needed yet."""
+    """For `project_by`: of this, 0 if it won't do, and of the engine, 0 if never needed yet."""
     if suits(n, dtype.itemsize):
         return address(dtype), _engine.get(dtype, 0)
     return 0, address_of_engine(dtype)
@@ -475,7 +475,7 @@ def addresses(n, dtype):
 
 @helper
 def project_by(places, kind, absolute, tol, strict, whole, x, out, table, first, last):
-    """Project rows by what lies at these `addresses`; rows that need the other keep status GO."""
+    """Project rows by what lies at these `addresses`; those that need what is 0 keep status GO."""
     here, there = places
     if here != 0 and together(x) > 0:
         engine.rows_at(here, kind, absolute, tol, strict, whole, x, out, table, first, last)
