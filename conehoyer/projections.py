@@ -595,8 +595,9 @@ def _project(
 
 def _worth_sharing(count, z, workers):
     """Whether there are fewer slices than workers, and long ones."""
-    long = z.nbytes >= count * SHARED_FROM and not short.suits(z.size // count, z.itemsize)
-    return workers > count and long
+    if workers <= count:
+        return False
+    return z.nbytes >= count * SHARED_FROM and not short.suits(z.size // count, z.itemsize)
 
 
 def _table(count, levels, rests, norms, full_output):
@@ -614,26 +615,23 @@ def _table(count, levels, rests, norms, full_output):
 
 def project_rows(kind, absolute, tol, strict, whole, x, out, table, workers):
     """The rows of x, see `engine.project_rows`: short ones at first by `short`."""
-    given = kind, absolute, tol, strict, whole, x, out, table
-    if short.suits(x.shape[1], x.itemsize):
-        _run_rows(short.project_rows, given, len(x), workers)
-        if table[0, STATUS] != m.GO if len(x) == 1 else not _are_left(table, strict):
-            return
+    count, is_short = len(x), short.suits(x.shape[1], x.itemsize)
+    rows = short.project_rows if is_short else engine.project_rows
+    if workers == 1:
+        rows(kind, absolute, tol, strict, whole, x, out, table, 0, count)
+    else:
+        task = partial(rows, kind, absolute, tol, strict, whole, x, out, table)
+        run_split(task, count, workers)
+    if is_short and (table[0, STATUS] == m.GO if count == 1 else _are_left(table, strict)):
         short.address_of_engine(x.dtype)  # other kernels may use it as well from now on
-    _run_rows(engine.project_rows, given, len(x), workers)
+        task = partial(engine.project_rows, kind, absolute, tol, strict, whole, x, out, table)
+        run_split(task, count, workers)
 
 
 def _are_left(table, strict):
     """Whether there are rows for the engine: if all are wanted though some are not finite."""
     status = table[:, STATUS]
     return not status.all() and not (strict and (status == m.NONFINITE).any())
-
-
-def _run_rows(rows, given, count, workers):
-    if workers == 1:
-        rows(*given, 0, count)
-    else:
-        run_split(partial(rows, *given), count, workers)
 
 
 def _project_across(
