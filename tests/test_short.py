@@ -107,7 +107,7 @@ def test_the_step_is_of_third_order(kind, h):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [m.CAI, m.L1])
-def test_usual_rows_need_no_engine(dtype, kind):
+def test_usual_rows_are_searched_together(dtype, kind):
     x = np.random.default_rng(0).standard_normal((200, 500)).astype(dtype)
     a = np.sort(np.abs(x).astype(float))
     for kept in (250, 50, 5):
@@ -177,7 +177,7 @@ def test_ties_just_above_the_level(dtype):
         np.testing.assert_allclose(found, ref, rtol=0, atol=3e-5 if dtype == np.float32 else 1e-12)
 
 
-def test_who_is_left_to_the_engine():
+def test_who_is_left_by_the_search():
     rng = np.random.default_rng(1)
     x = rng.standard_normal((8, 100))
     x[0], x[1], x[2, 5], x[3, 7] = 1.0, 0.0, math.nan, -math.inf
@@ -361,19 +361,13 @@ def test_short_rows_need_no_engine(name, n, dtype, without_engine):
             call()
 
 
-def left_rows(dtype):
-    """Rows, every third of which is for the engine: τ <= 0, or a radius tiny against τ."""
-    x = np.abs(np.random.default_rng(12).standard_normal((30, 50))).astype(dtype)
-    x[::3] -= 10.0
-    x[1] *= 1e-5
-    return x
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows_left_to_the_engine(dtype, workers, new_process, every_array_is_large):
     """The others are not touched by it, whether it was there before or not."""
-    x = left_rows(dtype)
+    x = np.abs(np.random.default_rng(12).standard_normal((30, 50))).astype(dtype)
+    x[::3] -= 10.0  # τ < 0
+    x[1] *= 1e-5
     alone = np.array([project_simplex(row, 2.0) for row in x])
     new_process.clear()
     found = project_simplex(x, 2.0, workers=workers)

@@ -375,13 +375,13 @@ def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out
     wanted = report[WANTED]
     shift, back, p, l2 = engine.scale(kind, absolute, wanted, report[NORM], z, scaled, False)
     rows = scaled.reshape((1, z.size))
-    known[0, VERDICT], known[0, TAU], known[0, TAKEN] = m.GO, 0.0, 0.0
-    table[0, LOG:] = -1.0
     if searched == m.CAI or wanted >= np.finfo(z.dtype.type).tiny:
         report[WANTED] = p
         search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
         report[WANTED] = wanted
-    # Else results are rounded to a few units, and half a unit of τ must be just that.
+    else:  # results are rounded to a few units, and half a unit of τ must be just that
+        known[0, VERDICT], known[0, TAU], known[0, TAKEN] = m.GO, 0.0, 0.0
+        table[0, LOG:] = -1.0
     st, l2 = _verdict(
         kind, searched, absolute, p, tol, l2, rest, known[0], scaled, True, table[0, LOG:]
     )
