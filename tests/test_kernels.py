@@ -30,7 +30,9 @@ def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
     anchor, lo, hi = dtype(0.6), dtype(lo), dtype(hi)
     fast, plain = np.empty_like(z), np.empty_like(z)
     if rare:
-        got = passes.band_rare(z, absolute, anchor, lo, hi, fast, passes.marks_for(n))
+        room = np.full((4, passes.marks_for(n).shape[1]), 7, np.uint64)
+        got = passes.band_rare(z, absolute, anchor, lo, hi, fast, room[:3])
+        assert (room[3] == 7).all()  # nothing beyond
     else:
         got = passes.band(z, absolute, anchor, lo, hi, fast)
     expected = passes.band_plain(z, absolute, np.float64(anchor), lo, hi, plain)
@@ -42,6 +44,32 @@ def test_band_is_the_plain_band(dtype, absolute, rare, n, lo, hi):
     a = np.abs(z) if absolute else z
     assert got[0] == np.count_nonzero(a > hi)
     assert got[3] == np.count_nonzero((a > lo) & (a <= hi))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_band_at_its_edges(dtype, absolute):
+    """Neighbours of both edges, zeros of both signs, the smallest numbers, in any lane."""
+    tiny = np.finfo(dtype).smallest_subnormal
+    edges = dtype([-0.5, -tiny, -0.0, 0.0, tiny, 0.5, 0.75])
+    near = np.concatenate([np.nextafter(edges, dtype(-9)), edges, np.nextafter(edges, dtype(9))])
+    z = np.zeros((near.size, 4096), dtype)
+    z[:, ::2] = -0.0
+    z[:, ::3] = np.random.default_rng(0).standard_normal(z[:, ::3].shape)
+    for row, value in zip(z, near, strict=True):
+        row[5::17] = value
+    z, marks = z.ravel(), passes.marks_for(z.size)
+    buffer, plain = np.empty_like(z), np.empty_like(z)
+    for i in range(edges.size):
+        for lo, hi in [(edges[i], dtype(0.75)), (edges[0], edges[i])]:
+            if not lo <= hi:
+                continue
+            got = passes.band_rare(z, absolute, hi, lo, hi, buffer, marks)
+            expected = passes.band_plain(z, absolute, np.float64(hi), lo, hi, plain)
+            assert (got[0], got[3]) == (expected[0], expected[3])
+            rtol = 1e-5 if dtype == np.float32 else 1e-12
+            np.testing.assert_allclose(got[1:3], expected[1:3], rtol=rtol)
+            np.testing.assert_array_equal(np.sort(buffer[: got[3]]), np.sort(plain[: got[3]]))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -155,9 +155,10 @@ def _below_step(st, z, known):
 
 
 @helper
-def _above_job(st, z, known, early, l2, samples):
-    """Keep what lies above τ, a Newton step from the left."""
-    return _band_job(st, _below_step(st, z, known), math.inf, early, early, l2, samples, False)
+def _above_job(st, z, known, share, early, l2, samples):
+    """Keep what lies above τ, a Newton step from the left: about this share."""
+    lo, rare = _below_step(st, z, known), early or _rare(z, share)
+    return _band_job(st, lo, math.inf, rare, early, l2, samples, False)
 
 
 @helper
@@ -278,13 +279,16 @@ def _estimate(kind, p, sample, weight, known, room):
     st = m.start(kind)
     theta = known.theta
     seen, least = sample, -math.inf  # the entries above `least`
+    nu1, s0, q0 = 0.0, 0.0, 0.0
+    if theta < math.inf:
+        nu1, s0, q0 = passes.sums(sample, False, theta, 0.0)
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
         nu, s, q = passes.own_sums(seen, False, st.anchor, st.offset)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
-            nu1, s1, q1 = passes.sums(sample, False, st.anchor, theta - st.anchor)
+            s1, q1 = m.sums_at(nu1, s0, q0, st.anchor - theta)
             shift = st.anchor - known.anchor
             s2 = known.s - known.nu * shift
             nu += known.nu - weight * nu1
@@ -382,8 +386,6 @@ def _spread(sample, lo):
 @helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    if simd.TABLE:  # a loop without branches, and without masks that would have to be stored
-        return False
     return inside < 0.03 and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
 
 
@@ -418,7 +420,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
         share = _count_above(sample, edge) / sample.size
         if share < KEPT:
             early = _early(z, share) and _spread(sample, edge)
-            plain = _above_job(st, z, known, early, job.l2, samples)
+            plain = _above_job(st, z, known, share, early, job.l2, samples)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
@@ -944,7 +946,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         return _sums_job(st, l2, max(job.samples, MOST_SAMPLES))
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= KEPT * z.size)):
-        return _above_job(st, z, known, _early(z, known.nu / z.size), l2, job.samples)
+        share = known.nu / z.size
+        return _above_job(st, z, known, share, _early(z, share), l2, job.samples)
     sure = newton and st.anchor != 0.0 and not _too_rough(kind, p, z, known.nu)
     if sure and 1e-5 * st.hi < st.hi - tau < 0.25 * st.hi:  # no Newton step passes τ*
         lo, hi = _below_step(st, z, known), np.float64(z.dtype.type(st.hi))

@@ -12,13 +12,14 @@ from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import simd
 
-BLOCK = 1024  # entries summed by the vector loops before a running sum is emptied
+BLOCK = 64 * simd.WIDE  # entries summed by the vector loops before a running sum is emptied
 FAR = 1 << 25  # bytes; caches rarely hold more
 BACK = 1 << 18  # entries written in one go, the last first: they have been read last
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
 RUN = 32  # registers summed before a running sum is emptied
+LISTED = 128  # registers after which it is looked into those that have an entry inside a band
 SHORT = 64  # the same for loops that add one entry at a time
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
@@ -120,31 +121,29 @@ def sums(z, absolute, anchor, offset):
 
     NaN counts as inside, so that it reaches the sums.
     """
-    far, edge = simd.splat_wide(anchor), simd.splat_wide(offset)
-    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
+    far, edge, zero = simd.splat_wide(anchor), simd.splat_wide(offset), simd.splat_wide(0.0)
     signs = simd.signs(zero, absolute)
-    nu, s, q = 0.0, 0.0, 0.0
+    nu, s, q = 0, 0.0, 0.0
     for begin in range(0, z.size, BLOCK):
         end = min(begin + BLOCK, z.size)
         whole = end // simd.WIDE * simd.WIDE
-        counts, firsts, seconds = zero, zero, zero
+        firsts, seconds = zero, zero
         for i in range(begin, whole, simd.WIDE):
             a = simd.without(simd.load_wide(z, i), signs)
             gap = simd.sub(a, far)
             inside = simd.not_below(gap, edge)
-            counts = simd.where(inside, simd.add(counts, one), counts)
+            nu += simd.count(inside)
             firsts, seconds = add_inside(inside, gap, firsts, seconds)
         if whole < end:
             valid = simd.first_lanes(zero, end - whole)
             a = simd.without(simd.widen(simd.load_part(z, whole, valid)), signs)
             gap = simd.sub(a, far)
             inside = simd.both(simd.not_below(gap, edge), valid)
-            counts = simd.where(inside, simd.add(counts, one), counts)
+            nu += simd.count(inside)
             firsts, seconds = add_inside(inside, gap, firsts, seconds)
-        nu += simd.total(counts)
         s += simd.total(firsts)
         q += simd.total(seconds)
-    return nu, s, q
+    return float(nu), s, q
 
 
 @helper
@@ -375,6 +374,52 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
+def _listed_blocks(z, absolute, anchor, lo, hi, buffer, places):
+    """`_rare_blocks` where masks are registers: what lies inside is sought where some does.
+
+    The first loop asks no mask for its bits, which takes as long as several operations on
+    registers: the sums are those above `lo`, the number of entries below comes from the signs of
+    their distances, and `places` takes the pairs of registers that have an entry inside.  What
+    has been found there is taken from the sums.
+    """
+    first = np.nextafter(lo, z.dtype.type(math.inf))  # a > lo where a − first has no sign
+    vfirst, reach = simd.splat(first), simd.splat(hi - first)
+    vlo, vhi = simd.splat(lo), simd.splat(hi)
+    zero = simd.sub(vlo, vlo)
+    signs, width = simd.signs(zero, absolute), simd.lanes(z)
+    below, stored, all_firsts, all_seconds = 0, 0, zero, zero
+    for begin in range(0, z.size, LISTED * width):
+        part, found = z[begin : min(begin + LISTED * width, z.size)], np.uint64(0)
+        for run in range(0, part.size, 2 * RUN * width):
+            firsts, seconds = zero, zero
+            for i in range(run, min(run + 2 * RUN * width, part.size), 2 * width):
+                d0 = simd.sub(simd.without(simd.load(part, i), signs), vfirst)
+                d1 = simd.sub(simd.without(simd.load(part, i + width), signs), vfirst)
+                above0 = simd.where(simd.above(zero, d0), zero, d0)  # NaN as well
+                above1 = simd.where(simd.above(zero, d1), zero, d1)
+                firsts = simd.add(simd.add(firsts, above0), above1)
+                seconds = simd.multiply_add(above0, above0, seconds)
+                seconds = simd.multiply_add(above1, above1, seconds)
+                below += simd.negatives(d0)
+                below += simd.negatives(d1)
+                places[found] = np.uint64(i)
+                found += simd.one_if_within(d0, d1, reach)
+            all_firsts = simd.add(all_firsts, firsts)
+            all_seconds = simd.add(all_seconds, seconds)
+        for k in range(found):
+            for i in (np.int64(places[k]), np.int64(places[k]) + width):
+                a = simd.without(simd.load(part, i), signs)
+                high, low = simd.above(a, vhi), simd.not_below(a, vlo)
+                stored += simd.compress_unequal(a, high, low, buffer, stored)
+    _, s1, q1 = own_sums(buffer[:stored], False, first, 0.0)
+    nu = float(z.size - below - stored)
+    shift = np.float64(anchor) - np.float64(first)
+    s, q = simd.total(all_firsts) - s1, simd.total(all_seconds) - q1
+    s, q = m.sums_at(nu, s, q, shift)
+    return nu, s, q, stored
+
+
+@helper
 def _differing(high, inside, places):
     """Leave in `inside` the words that differ from those of `high`, xor-ed, side by side.
 
@@ -455,6 +500,25 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
     return stored
 
 
+@helper
+def _collect_listed_blocks(z, absolute, lo, buffer, places):
+    """`_collect_rare_blocks` where masks are registers."""
+    vlo, width, stored = simd.splat(lo), simd.lanes(z), 0
+    signs = simd.signs(vlo, absolute)
+    for begin in range(0, z.size, LISTED * width):
+        part, found = z[begin : min(begin + LISTED * width, z.size)], np.uint64(0)
+        for i in range(0, part.size, width):
+            places[found] = np.uint64(i)
+            a = simd.without(simd.load(part, i), signs)
+            found += simd.one_if_any(simd.not_below(a, vlo))
+        for k in range(found):
+            a = simd.without(simd.load(part, np.int64(places[k])), signs)
+            inside = simd.not_below(a, vlo)
+            simd.compress(a, inside, buffer, stored)
+            stored += simd.count(inside)
+    return stored
+
+
 if simd.COMPRESS:
     _blocks = _table_blocks if simd.TABLE else _band_blocks
 
@@ -523,7 +587,13 @@ else:
         inlined()
         whole = z.size // 64 * 64  # a word of marks is 64 entries
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
-        if hi == math.inf:
+        if simd.TABLE and hi == math.inf:
+            stored = _collect_listed_blocks(z[:whole], absolute, lo, buffer, marks[0])
+        elif simd.TABLE:
+            nu, s, q, stored = _listed_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks[0])
+            if not math.isfinite(q):  # NaN has not been stored
+                return band(z, absolute, anchor, lo, hi, buffer)
+        elif hi == math.inf:
             stored = _collect_rare_blocks(z[:whole], absolute, lo, buffer, marks)
         else:
             nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
@@ -533,7 +603,7 @@ else:
 @kernel
 def marks_for(n):
     """Scratch for `band_rare` on at most n entries."""
-    return np.empty((3, n // 64), np.uint64)
+    return np.empty((3, max(n // 64, LISTED // 2)), np.uint64)
 
 
 @helper

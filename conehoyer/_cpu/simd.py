@@ -18,7 +18,6 @@ from numba.core import cgutils, config, types
 from numba.extending import intrinsic, models, register_model
 
 REGISTER_BITS = 512
-WIDE = 16
 LINE = 64  # bytes of a cache line
 
 
@@ -48,6 +47,8 @@ _BY = _compresses_by()
 COMPRESS = _BY != ""
 NATIVE = _BY == "instruction"  # whole registers and masks are the machine's own
 TABLE = _BY == "table"  # its registers are half as long, and a mask is a register of them
+_HALF = 256  # bits of one of them
+WIDE = 8 if TABLE else 16  # lanes of float64: of more, their sums are too many for its registers
 # Whether what is read in order comes sooner without `fetch`.  Measured on Zen 4, a million entries
 # of which 0.1 % stay (`OneWorker`): float64 takes a quarter less, float32 a tenth.
 STREAMS = llvm.get_host_cpu_name().startswith("znver")
@@ -195,7 +196,7 @@ def store(typingctx, a, array, index):
 
 @intrinsic
 def load_wide(typingctx, array, index):
-    """``array[index:index + 16]`` as float64: sixteen lanes in two registers."""
+    """``array[index:index + WIDE]`` as float64."""
     narrow, wide = Vec(array.dtype, WIDE), Vec(types.float64, WIDE)
 
     def codegen(context, builder, signature, args):
@@ -293,7 +294,7 @@ def first_lanes(typingctx, a, count):
 
 @intrinsic
 def splat_wide(typingctx, x):
-    """Sixteen lanes of the float64 `x`."""
+    """`WIDE` lanes of the float64 `x`."""
     return _splat(x, Vec(x, WIDE))
 
 
@@ -508,30 +509,41 @@ def where(typingctx, mask, a, b):
     return a(mask, a, a), codegen
 
 
-def _halves(builder, mask):
-    """The bits of a mask, in one number or, where registers are short, two: lowest first.
+def _split(builder, value):
+    """A register's two halves."""
+    half = value.type.count // 2
+    kind = ir.VectorType(ir.IntType(32), half)
+    lanes = (ir.Constant(kind, list(range(first, first + half))) for first in (0, half))
+    return [builder.shuffle_vector(value, value, places) for places in lanes]
 
-    Each from the signs of a register's lanes; LLVM would pack both registers into bytes first,
-    which takes longer, if it were not for the fence, which hides the mask from it.
+
+def _mask_halves(builder, mask):
+    """A mask where registers are short: two of them, every bit of a lane set that is selected.
+
+    LLVM would pack both into bytes before it looks at their bits, which takes longer, if it were
+    not for the fence, which hides the mask from it.
     """
-    i32, i64, count = ir.IntType(32), ir.IntType(64), mask.type.count
-    if not TABLE:
-        return [builder.zext(builder.bitcast(mask, ir.IntType(count)), i64)]
-    half, halves = count // 2, []
+    half = mask.type.count // 2
     lane = ir.IntType(_HALF // half)
-    signs = ir.VectorType(lane, half)
     floats = ir.VectorType(ir.FloatType() if half == 8 else ir.DoubleType(), half)
-    wide = builder.sext(mask, ir.VectorType(lane, count))
-    for first in (0, half):
-        places = ir.Constant(ir.VectorType(i32, half), list(range(first, first + half)))
-        part = builder.shuffle_vector(wide, wide, places)
-        name = f"llvm.arithmetic.fence.v{half}f{lane.width}"
+    name = f"llvm.arithmetic.fence.v{half}f{lane.width}"
+    for part in _split(builder, builder.sext(mask, ir.VectorType(lane, mask.type.count))):
         part = _call(builder, name, floats, [builder.bitcast(part, floats)])
-        below = builder.icmp_signed(
-            "<", builder.bitcast(part, signs), ir.Constant(signs, [0] * half)
-        )
-        halves.append(builder.zext(builder.bitcast(below, ir.IntType(half)), i64))
-    return halves
+        yield builder.bitcast(part, ir.VectorType(lane, half))
+
+
+def _sign_bits(builder, lanes):
+    """The signs of integers, as bits of one number, lowest first."""
+    below = builder.icmp_signed("<", lanes, ir.Constant(lanes.type, [0] * lanes.type.count))
+    return builder.zext(builder.bitcast(below, ir.IntType(lanes.type.count)), ir.IntType(64))
+
+
+def _halves(builder, mask):
+    """The bits of a mask, in one number or, where registers are short, two: lowest first."""
+    if not TABLE:
+        bits = builder.bitcast(mask, ir.IntType(mask.type.count))
+        return [builder.zext(bits, ir.IntType(64))]
+    return [_sign_bits(builder, half) for half in _mask_halves(builder, mask)]
 
 
 @intrinsic
@@ -550,10 +562,83 @@ def any_lane(typingctx, mask):
     """Whether some lane is set."""
 
     def codegen(context, builder, signature, args):
-        bits = functools.reduce(builder.or_, _halves(builder, args[0]))
+        if TABLE:
+            bits = _sign_bits(builder, builder.or_(*_mask_halves(builder, args[0])))
+        else:
+            (bits,) = _halves(builder, args[0])
         return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
     return types.boolean(mask), codegen
+
+
+def _sign_words(builder, vec, value):
+    """The halves of lanes that have their signs, in two registers of float32 or one of float64."""
+    kind = ir.VectorType(ir.IntType(32), 8)
+    low, high = (builder.bitcast(half, kind) for half in _split(builder, value))
+    if vec.element == types.float32:
+        return [low, high]
+    # In the order in which one instruction takes them.
+    return [builder.shuffle_vector(low, high, ir.Constant(kind, [1, 3, 9, 11, 5, 7, 13, 15]))]
+
+
+@intrinsic
+def negatives(typingctx, a):
+    """Number of lanes with a sign, where masks are registers (`TABLE`).
+
+    Asking a register for its bits takes long there: once, not for each half.
+    """
+
+    def codegen(context, builder, signature, args):
+        words, i32, i64 = _sign_words(builder, a, args[0]), ir.IntType(32), ir.IntType(64)
+        if len(words) == 1:
+            return builder.ctpop(_sign_bits(builder, words[0]))
+        kind = ir.VectorType(ir.IntType(16), 16)
+        packed = _call(builder, "llvm.x86.avx2.packssdw", kind, words)
+        packed = builder.bitcast(packed, ir.VectorType(ir.IntType(8), 32))
+        bits = _call(builder, "llvm.x86.avx2.pmovmskb", i32, [packed])
+        bits = builder.and_(bits, ir.Constant(i32, 0xAAAAAAAA))  # of two bytes, the upper
+        return builder.zext(builder.ctpop(bits), i64)
+
+    return types.int64(a), codegen
+
+
+def _one_if_any(builder, lanes):
+    """1 if one of the lanes has a sign, else 0; to compare and set takes longer."""
+    floats = ir.VectorType(ir.FloatType(), 8)
+    i32, i64 = ir.IntType(32), ir.IntType(64)
+    bits = _call(builder, "llvm.x86.avx.movmsk.ps.256", i32, [builder.bitcast(lanes, floats)])
+    bits = builder.add(builder.zext(bits, i64), ir.Constant(i64, 255))
+    return builder.lshr(bits, ir.Constant(i64, 8))
+
+
+@intrinsic
+def one_if_any(typingctx, mask):
+    """1 if some lane is set, else 0, where masks are registers (`TABLE`)."""
+
+    def codegen(context, builder, signature, args):
+        return _one_if_any(builder, builder.or_(*_mask_halves(builder, args[0])))
+
+    return types.uint64(mask), codegen
+
+
+@intrinsic
+def one_if_within(typingctx, a, b, width):
+    """1 if a lane of a or b lies in [0, width], else 0, where masks are registers (`TABLE`).
+
+    NaN does not.  Of float64 only the upper half of the bits is compared.
+    """
+
+    def codegen(context, builder, signature, args):
+        # As integers without a sign, negative numbers are the largest.
+        def least(a, b):
+            return _call(builder, "llvm.umin.v8i32", a.type, [a, b])
+
+        first, second, (width, *_) = (_sign_words(builder, a, value) for value in args)
+        lowest = functools.reduce(least, first + second)
+        inside = builder.icmp_unsigned("==", least(lowest, width), lowest)
+        return _one_if_any(builder, builder.sext(inside, lowest.type))
+
+    return types.uint64(a, a, a), codegen
 
 
 @intrinsic
@@ -662,9 +747,6 @@ def lowest(typingctx, word):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), codegen
-
-
-_HALF = 256  # bits of a register of a machine that compresses by table
 
 
 def _permutation(selected, count):
