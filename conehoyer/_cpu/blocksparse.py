@@ -30,6 +30,7 @@ from .tiles import (
     evenly,
     lanes,
     load_tile,
+    spread_tile,
     store_tile,
     turn_tile,
     zero_tile,
@@ -149,8 +150,7 @@ def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, en
     room = _aligned(0 if as_is else strip * (min(most, high - low + wide - 1) // wide), x)
     source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
-    corner, ones = _aligned(count * wide, x), _aligned(wide, x)
-    ones[:] = 1.0
+    corner = _aligned(count * wide, x)
     down, across, aside = evenly(rows, 0, 1), evenly(rows, 0, n), evenly(rows, 0, wide)
     for left in range(low, high, most):
         right = min(left + most, high)
@@ -161,8 +161,7 @@ def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, en
                 offset = (column - left) // wide * strip
                 for t in range(0, tall, count):
                     row = q * height + t
-                    tile = zero_tile(values, rows, vecs)
-                    tile = add_outer(tile, vecs, bias, down, row, ones, 0)
+                    tile = spread_tile(vecs, bias, down, row)
                     b, stop = first[q], first[q + 1]
                     entry = b * width * tall + t
                     if width == 1:  # two in turn: a tenth less time

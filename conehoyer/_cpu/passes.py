@@ -374,14 +374,15 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
 
 
 @helper
-def _listed_blocks(z, absolute, anchor, lo, hi, buffer, places):
+def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     """`_rare_blocks` where masks are registers: what lies inside is sought where some does.
 
     The first loop asks no mask for its bits, which takes as long as several operations on
     registers: the sums are those above `lo`, the number of entries below comes from the signs of
-    their distances, and `places` takes the pairs of registers that have an entry inside.  What
-    has been found there is taken from the sums.
+    their distances, and a list takes the pairs of registers that have an entry inside.  What has
+    been found there is taken from the sums.
     """
+    places = marks[0]
     first = np.nextafter(lo, z.dtype.type(math.inf))  # a > lo where a − first has no sign
     vfirst, reach = simd.splat(first), simd.splat(hi - first)
     vlo, vhi = simd.splat(lo), simd.splat(hi)
@@ -501,8 +502,9 @@ def _collect_rare_blocks(z, absolute, lo, buffer, marks):
 
 
 @helper
-def _collect_listed_blocks(z, absolute, lo, buffer, places):
+def _collect_listed_blocks(z, absolute, lo, buffer, marks):
     """`_collect_rare_blocks` where masks are registers."""
+    places = marks[0]
     vlo, width, stored = simd.splat(lo), simd.lanes(z), 0
     signs = simd.signs(vlo, absolute)
     for begin in range(0, z.size, LISTED * width):
@@ -577,6 +579,8 @@ if simd.PLAIN:
         return band_plain(z, absolute, np.float64(anchor), lo, hi, buffer)
 
 else:
+    _few_blocks = _listed_blocks if simd.TABLE else _rare_blocks
+    _collect_few_blocks = _collect_listed_blocks if simd.TABLE else _collect_rare_blocks
 
     @kernel
     def band_rare(z, absolute, anchor, lo, hi, buffer, marks):
@@ -587,16 +591,12 @@ else:
         inlined()
         whole = z.size // 64 * 64  # a word of marks is 64 entries
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
-        if simd.TABLE and hi == math.inf:
-            stored = _collect_listed_blocks(z[:whole], absolute, lo, buffer, marks[0])
-        elif simd.TABLE:
-            nu, s, q, stored = _listed_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks[0])
-            if not math.isfinite(q):  # NaN has not been stored
-                return band(z, absolute, anchor, lo, hi, buffer)
-        elif hi == math.inf:
-            stored = _collect_rare_blocks(z[:whole], absolute, lo, buffer, marks)
+        if hi == math.inf:
+            stored = _collect_few_blocks(z[:whole], absolute, lo, buffer, marks)
         else:
-            nu, s, q, stored = _rare_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
+            nu, s, q, stored = _few_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
+        if simd.TABLE and not math.isfinite(q):  # NaN has not been stored
+            return band(z, absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
 

@@ -103,6 +103,30 @@ def anywhere(typingctx, rows, array, place, factor):
     return types.UniTuple(types.intp, rows.count)(rows, array, types.intp, types.intp), codegen
 
 
+def _spread(builder, vec, scalar):
+    """A register with the scalar in every lane."""
+    undefined = ir.Constant(simd._llvm(vec), ir.Undefined)
+    everywhere = ir.Constant(ir.VectorType(_PLACE, vec.lanes), [0] * vec.lanes)
+    one = builder.insert_element(undefined, scalar, ir.Constant(_PLACE, 0))
+    return builder.shuffle_vector(one, undefined, everywhere)
+
+
+@intrinsic
+def spread_tile(typingctx, vecs, array, places, place):
+    """The tile whose row i is ``array[places[i] + place]`` everywhere."""
+    tile = _tile(array.dtype, places, vecs)
+
+    def codegen(context, builder, signature, args):
+        _, values, where, shift = args
+        first, entries = _start(context, builder, array, values, shift), []
+        for offset in cgutils.unpack_tuple(builder, where):
+            scalar = builder.load(builder.gep(first, [offset]))
+            entries += [_spread(builder, tile.dtype, scalar)] * vecs.count
+        return cgutils.pack_array(builder, entries)
+
+    return tile(vecs, array, places, types.intp), codegen
+
+
 @intrinsic
 def add_outer(typingctx, tile, vecs, scalars, places, place, vectors, start):
     """``tile[i, v] += scalars[places[i] + place] * vectors[start + v * lanes:]``, fused."""
@@ -117,12 +141,8 @@ def add_outer(typingctx, tile, vecs, scalars, places, place, vectors, start):
             loaded.append(builder.load(address))
             loaded[-1].align = vec.element.bitwidth // 8
         first = _start(context, builder, scalars, held, shift)
-        undefined = ir.Constant(simd._llvm(vec), ir.Undefined)
-        everywhere = ir.Constant(ir.VectorType(_PLACE, vec.lanes), [0] * vec.lanes)
         for i, offset in enumerate(cgutils.unpack_tuple(builder, where)):
-            scalar = builder.load(builder.gep(first, [offset]))
-            one = builder.insert_element(undefined, scalar, ir.Constant(_PLACE, 0))
-            spread = builder.shuffle_vector(one, undefined, everywhere)
+            spread = _spread(builder, vec, builder.load(builder.gep(first, [offset])))
             for v in range(vecs.count):
                 k = i * vecs.count + v
                 name = simd._intrinsic_name("fma", vec)
