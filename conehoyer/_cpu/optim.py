@@ -17,6 +17,7 @@ RUN = 2048  # entries taken at a time where nothing else tells: they stay in the
 LONG = 16 * RUN  # so many of a row of larger blocks: what lies behind a gap is not fetched ahead
 CHUNK = 8 * RUN  # entries of a unit of work where no blocks are
 STREAM = 2048  # entries checked beside three others: without `simd.STREAMS` one reads 0.7 as fast
+WHOLE = simd.REGISTER_BITS // 32  # entries: of so many no register of float32 is in part empty
 TOGETHER = 4  # rows whose squares are added at once
 TINY, HUGE = 1e-280, 1e300  # sums of squares between these are right
 FAR = 1e-120  # a limit from here on is out of reach of a norm below √TINY
@@ -206,7 +207,7 @@ def weigh_entries(p, eps, gamma, begin, end):
 @helper
 def _run(columns, height, width):
     """Entries of a row that are taken at a time."""
-    return min(columns, LONG) if height > 1 or width % simd.WIDE == 0 else RUN
+    return min(columns, LONG) if height > 1 or width % WHOLE == 0 else RUN
 
 
 @helper
@@ -241,7 +242,7 @@ def _place(tile, shape):
 @helper
 def _by_block(columns, height, width):
     """Whether the squares of each block are added at once: it is a row of whole registers."""
-    return height == 1 and width % simd.WIDE == 0 and width <= _run(columns, height, width)
+    return height == 1 and width % WHOLE == 0 and width <= _run(columns, height, width)
 
 
 @helper
