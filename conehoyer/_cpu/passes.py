@@ -19,8 +19,8 @@ NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
 RUN = 32  # registers summed before a running sum is emptied
-LISTED = 128  # registers after which it is looked into those that have an entry inside a band
 SHORT = 64  # the same for loops that add one entry at a time
+LISTED = 128  # registers after which it is looked into those that have an entry inside a band
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
 
@@ -380,7 +380,7 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     The first loop asks no mask for its bits, which takes as long as several operations on
     registers: the sums are those above `lo`, the number of entries below comes from the signs of
     their distances, and a list takes the pairs of registers that have an entry inside.  What has
-    been found there is taken from the sums.
+    been found there is taken from the sums, which are the data's own: z is no more than a chunk.
     """
     places = marks[0]
     first = np.nextafter(lo, z.dtype.type(math.inf))  # a > lo where a − first has no sign
