@@ -386,7 +386,7 @@ def _spread(sample, lo):
 @helper
 def _rare(z, inside):
     """Whether a fraction `inside` in the band makes the pass for few entries the faster."""
-    if simd.TABLE:  # in less than every pair of registers
+    if simd.TABLE:  # fewer than one in a pair of registers
         return inside * 2 * simd.lanes(z) < 1.0 and z.size >= SAMPLE_FROM
     return inside < 0.03 and z.size >= SAMPLE_FROM and not (simd.COMPRESS and _far(z))
 

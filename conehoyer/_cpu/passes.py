@@ -20,7 +20,7 @@ LEAST = 32  # entries that share a word in `collect_few`, at least
 ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
 RUN = 32  # registers summed before a running sum is emptied
 SHORT = 64  # the same for loops that add one entry at a time
-LISTED = 128  # registers after which it is looked into those that have an entry inside a band
+LISTED = 128  # registers between two looks into those that have an entry inside a band
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
 
 
@@ -412,11 +412,12 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
                 a = simd.without(simd.load(part, i), signs)
                 high, low = simd.above(a, vhi), simd.not_below(a, vlo)
                 stored += simd.compress_unequal(a, high, low, buffer, stored)
+    s, q = simd.total(all_firsts), simd.total(all_seconds)
+    if not math.isfinite(q):  # NaN has not been stored
+        return _table_blocks(z, absolute, anchor, lo, hi, buffer)
     _, s1, q1 = own_sums(buffer[:stored], False, first, 0.0)
     nu = float(z.size - below - stored)
-    shift = np.float64(anchor) - np.float64(first)
-    s, q = simd.total(all_firsts) - s1, simd.total(all_seconds) - q1
-    s, q = m.sums_at(nu, s, q, shift)
+    s, q = m.sums_at(nu, s - s1, q - q1, np.float64(anchor) - np.float64(first))
     return nu, s, q, stored
 
 
@@ -595,8 +596,6 @@ else:
             stored = _collect_few_blocks(z[:whole], absolute, lo, buffer, marks)
         else:
             nu, s, q, stored = _few_blocks(z[:whole], absolute, anchor, lo, hi, buffer, marks)
-        if simd.TABLE and not math.isfinite(q):  # NaN has not been stored
-            return band(z, absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
 

@@ -48,7 +48,7 @@ COMPRESS = _BY != ""
 NATIVE = _BY == "instruction"  # whole registers and masks are the machine's own
 TABLE = _BY == "table"  # its registers are half as long, and a mask is a register of them
 _HALF = 256  # bits of one of them
-WIDE = 8 if TABLE else 16  # lanes of float64: of more, their sums are too many for its registers
+WIDE = 8 if TABLE else 16  # lanes of float64; for the sums of more it has not enough registers
 # Whether what is read in order comes sooner without `fetch`.  Measured on Zen 4, a million entries
 # of which 0.1 % stay (`OneWorker`): float64 takes a quarter less, float32 a tenth.
 STREAMS = llvm.get_host_cpu_name().startswith("znver")
@@ -306,12 +306,17 @@ def splat(typingctx, x):
 
 def _splat(x, vec):
     def codegen(context, builder, signature, args):
-        undefined = ir.Constant(_llvm(vec), ir.Undefined)
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), vec.lanes), [0] * vec.lanes)
-        first = builder.insert_element(undefined, args[0], ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, undefined, zeros)
+        return _spread(builder, vec, args[0])
 
     return vec(x), codegen
+
+
+def _spread(builder, vec, scalar):
+    """A register with the scalar in every lane."""
+    undefined = ir.Constant(_llvm(vec), ir.Undefined)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vec.lanes), [0] * vec.lanes)
+    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, zeros)
 
 
 @intrinsic
@@ -784,9 +789,7 @@ def _packed(builder, a, value, halves):
     """`_compressed` by table; `halves` are the bits of the lanes."""
     i32, count = ir.IntType(32), _HALF // a.element.bitwidth
     floats, table, parts = ir.VectorType(ir.FloatType(), 8), _permutations(builder, count), []
-    for first, selected in zip((0, count), halves, strict=True):
-        places = ir.Constant(ir.VectorType(i32, count), list(range(first, first + count)))
-        half = builder.shuffle_vector(value, value, places)
+    for half, selected in zip(_split(builder, value), halves, strict=True):
         order = builder.load(builder.gep(table, [ir.Constant(i32, 0), selected]))
         order = builder.zext(order, ir.VectorType(i32, 8))
         packed = _call(
@@ -971,16 +974,7 @@ def _tree(builder, value, count, join):
     """Join the lanes' two halves until one lane is left."""
     while count > 1:
         count //= 2
-        undefined = ir.Constant(value.type, ir.Undefined)
-        low, high = (
-            builder.shuffle_vector(
-                value,
-                undefined,
-                ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(k, k + count))),
-            )
-            for k in (0, count)
-        )
-        value = join(low, high)
+        value = join(*_split(builder, value))
     return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
 

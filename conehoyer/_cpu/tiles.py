@@ -103,14 +103,6 @@ def anywhere(typingctx, rows, array, place, factor):
     return types.UniTuple(types.intp, rows.count)(rows, array, types.intp, types.intp), codegen
 
 
-def _spread(builder, vec, scalar):
-    """A register with the scalar in every lane."""
-    undefined = ir.Constant(simd._llvm(vec), ir.Undefined)
-    everywhere = ir.Constant(ir.VectorType(_PLACE, vec.lanes), [0] * vec.lanes)
-    one = builder.insert_element(undefined, scalar, ir.Constant(_PLACE, 0))
-    return builder.shuffle_vector(one, undefined, everywhere)
-
-
 @intrinsic
 def spread_tile(typingctx, vecs, array, places, place):
     """The tile whose row i is ``array[places[i] + place]`` everywhere."""
@@ -121,7 +113,7 @@ def spread_tile(typingctx, vecs, array, places, place):
         first, entries = _start(context, builder, array, values, shift), []
         for offset in cgutils.unpack_tuple(builder, where):
             scalar = builder.load(builder.gep(first, [offset]))
-            entries += [_spread(builder, tile.dtype, scalar)] * vecs.count
+            entries += [simd._spread(builder, tile.dtype, scalar)] * vecs.count
         return cgutils.pack_array(builder, entries)
 
     return tile(vecs, array, places, types.intp), codegen
@@ -142,7 +134,7 @@ def add_outer(typingctx, tile, vecs, scalars, places, place, vectors, start):
             loaded[-1].align = vec.element.bitwidth // 8
         first = _start(context, builder, scalars, held, shift)
         for i, offset in enumerate(cgutils.unpack_tuple(builder, where)):
-            spread = _spread(builder, vec, builder.load(builder.gep(first, [offset])))
+            spread = simd._spread(builder, vec, builder.load(builder.gep(first, [offset])))
             for v in range(vecs.count):
                 k = i * vecs.count + v
                 name = simd._intrinsic_name("fma", vec)
