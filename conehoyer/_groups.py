@@ -216,7 +216,8 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     result, unit = np.empty(groups.number, dtype_of_norms(z, groups, inner)), 1.0
     while True:
         if workers == 1 or z.nbytes < PARALLEL_FROM:
-            top = kernels.all_norms(z, unit, *groups.layout, inner, result, 1, NOBODY)
+            places = kernels.norms_at(inner, z.dtype, result.dtype)
+            top = kernels.all_norms(places, z, unit, *groups.layout, inner, result, 1, NOBODY)
         else:
             top = _norms(z, unit, groups, inner, workers, result)
         if inner == kernels.LINF or unit != 1.0 or kernels.in_range(top, z):
@@ -241,7 +242,8 @@ def _norms(z, unit, groups, inner, workers, result):
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
     if kernels.are_whole(groups.kind, groups.height):
         most, rows = np.empty(count), result.reshape(count, wide)
-        task = partial(kernels.whole_norms, z, unit, *args, inner, rows, most)
+        maxima, sums, _ = kernels.norms_at(inner, z.dtype, result.dtype)
+        task = partial(kernels.whole_norms, maxima, sums, z, unit, *args, inner, rows, most)
         run_split(task, count, workers)
         return most.max(initial=0.0)
     if inner == kernels.LINF:

@@ -266,9 +266,9 @@ def _bilevel(
     if at_once and (workers == 1 or len(desks)):
         room = np.empty((2, parts.number), real)
         worst = kernels.project(
-            short.addresses(parts.number, real), matrices, inner, *parts.layout, parts.order,
-            room, kind, feasible, slack, out, radii, info, workers, desks,
-            0, len(matrices),
+            short.addresses(parts.number, real), kernels.addresses(inner, matrices.dtype, real),
+            matrices, inner, *parts.layout, parts.order, room, kind, feasible, slack, out, radii,
+            info, workers, desks, 0, len(matrices),
         )  # fmt: skip
         if worst < m.RESCALE:
             return

@@ -2,14 +2,16 @@
 
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
-from numba import TypingError, float64, njit
+from numba import TypingError, float64, int64, njit
 
 from conehoyer import _math as m
 from conehoyer import project_l1_ball
 from conehoyer._cpu import engine, passes, simd
+from conehoyer._cpu.apart import address_of, call_at, taker
 from conehoyer._cpu.arrays import keep, uncounted
 from conehoyer._jit import entry, inlined
 
@@ -272,9 +274,8 @@ def test_inlined_concerns_who_asks_for_it_and_nobody_else():
 
 def test_an_error_behind_an_address():
     """What a kernel raises that is called by its address leaves the kernel that has called it."""
-    types = engine._types_of_rows(float64)
 
-    @njit(types)
+    @njit
     def fails(kind, absolute, tol, strict, whole, x, out, table, first, last):
         if last == 7:
             raise MemoryError("no room")
@@ -284,8 +285,7 @@ def test_an_error_behind_an_address():
     def calls(address, x, table, last):
         engine.rows_at(address, 0, True, 0.5, False, True, x, x, table, 0, last)
 
-    fails = fails.overloads[types]
-    address = fails.library.get_pointer_to_function(fails.fndesc.llvm_func_name)
+    address = address_of(fails, engine.kinds_of_rows(float64))
     x, table = np.full((2, 1), 2.0), np.full((1, 2), 3.0)
     calls(address, x, table, 1)
     np.testing.assert_array_equal(x, [[2.0], [5.5]])
@@ -293,3 +293,29 @@ def test_an_error_behind_an_address():
         calls(address, x, table, 7)
     with pytest.raises(TypingError):
         calls(address, x.astype(np.float32), table.astype(np.float32), 1)
+    with pytest.raises(TypeError, match="returns something"):
+        address_of(njit(lambda k: k + 1), (int64,))
+
+
+def test_what_is_given_behind_an_address():
+    """It has the types that the kernel was compiled for, or there is no call."""
+    take = taker(lambda given: (float64[::1], float64, int64))
+
+    @njit
+    def adds(x, number, place):
+        x[place] += number
+
+    @njit
+    def calls(address, given):
+        call_at(address, take(given))
+
+    address = address_of(adds, (float64[::1], float64, int64))
+    x = np.zeros(4)
+    calls(address, (x, 1.5, 3))
+    np.testing.assert_array_equal(x, [0.0, 0.0, 0.0, 1.5])
+    for _ in range(1000):  # no reference is lost or kept
+        calls(address, (x, 0.0, 0))
+    assert sys.getrefcount(x) == 2
+    for given in ((x[::2], 1.0, 0), (x, 1, 0), (x, 1.0, 0.5), (x, 1.0, 0, 0)):
+        with pytest.raises(TypingError):
+            calls(address, given)

@@ -254,10 +254,12 @@ import threading
 import time
 from functools import partial
 
+import numba
 import numpy as np
 
 from conehoyer import _threads
 from conehoyer._cpu import waiting
+from conehoyer._cpu.apart import address_of, taker
 from conehoyer._jit import kernel
 
 @kernel
@@ -306,13 +308,17 @@ for width in (3, 4, 2):
         assert values.tolist() == [2.0 * i for i in range(20)]
         assert names.tolist() == [first for first, last in parts for i in range(first, last)]
 
+INTS, FLOATS = numba.int64[::1], numba.float64[::1]
+KINDS = INTS, FLOATS, numba.int64, numba.int64
+to_fill, to_fail = taker(lambda given: KINDS), taker(lambda given: (INTS, *KINDS[2:]))
+
 @kernel
-def fill_all(names, values, count, workers, desks):
-    waiting.split(fill, (names, values), count, workers, desks)
+def fill_all(place, names, values, count, workers, desks):
+    waiting.split_at(place, to_fill((names, values)), count, workers, desks)
 
 def parts_of(count, workers, desks):
     names, values = np.full(20, -1), np.zeros(20)
-    fill_all(names, values, count, workers, desks)
+    fill_all(address_of(fill, KINDS), names, values, count, workers, desks)
     assert values.tolist() == [2.0 * i for i in range(count)] + (20 - count) * [0.0]
     return sorted(set(names[:count].tolist()))
 
@@ -323,12 +329,12 @@ until_all_came(lambda: parts_of(20, 3, desks) == [0, 6, 13])
 until_all_came(lambda: parts_of(2, 4, desks) == [0, 1])
 
 @kernel
-def fail_all(names, workers, desks):
-    waiting.split(fail, (names,), 2, workers, desks)
+def fail_all(place, names, workers, desks):
+    waiting.split_at(place, to_fail((names,)), 2, workers, desks)
 
 def fail_at(least):
     try:
-        fail_all(np.array([least]), 2, desks)
+        fail_all(address_of(fail, (INTS, *KINDS[2:])), np.array([least]), 2, desks)
         return False
     except MemoryError:
         return True

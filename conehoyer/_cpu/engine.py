@@ -22,14 +22,13 @@ passes.
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import types
 
 from .. import _math as m
 from .._jit import entry, helper, inlined, kernel
 from . import passes, simd
+from .apart import call_at, taker
 from .arrays import (
     LOG,
     NO,
@@ -1253,41 +1252,23 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
 
 # --- the same from other kernels ---------------------------------------------------------------
 
-# Numba puts whatever a kernel calls into it, and compiles it once more.  For `project_rows` that
-# takes seconds (``bench_calls.SecondCall``), so other kernels call the one that there is.
 
-
-def _types_of_rows(dtype):
+def kinds_of_rows(dtype):
+    """The types of the arguments of `project_rows`, for arrays of a type of Numba."""
     x, table = types.Array(dtype, 2, "C"), types.Array(types.float64, 2, "C")
     flag, number = types.boolean, types.int64
     return number, flag, types.float64, flag, flag, x, x, table, number, number
 
 
-def address_of(rows, dtype):
-    """Where a kernel with the parameters of `project_rows` lies, for arrays of this dtype."""
-    given = _types_of_rows(numba.from_dtype(dtype))
-    rows.compile(given)
-    compiled = rows.overloads[given]
-    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+_take = taker(lambda given: kinds_of_rows(given[5].dtype))
 
 
-@intrinsic
-def rows_at(typingctx, address, kind, absolute, tol, strict, whole, x, out, table, first, last):
-    """Call the kernel that lies at the address that `address_of` gave for x.dtype."""
-    given = _types_of_rows(x.dtype)
-    if (x, out, table) != given[5:8]:
-        return None  # Numba says so
-
-    def codegen(context, builder, signature, args):
-        convention = context.call_conv
-        kind_of_call = convention.get_function_type(types.none, given)
-        function = builder.inttoptr(args[0], kind_of_call.as_pointer())
-        status, _ = convention.call_function(builder, function, types.none, given, args[1:])
-        with cgutils.if_unlikely(builder, status.is_error):
-            convention.return_status_propagate(builder, status)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, *given), codegen
+@helper
+def rows_at(address, kind, absolute, tol, strict, whole, x, out, table, first, last):
+    """Call what has the parameters of `project_rows`, for arrays like x, at its address."""
+    inlined()
+    given = kind, absolute, tol, strict, whole, x, out, table, first, last
+    call_at(address, _take(given))
 
 
 # --- by several threads ------------------------------------------------------------------------

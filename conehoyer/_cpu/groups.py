@@ -9,14 +9,18 @@ a slice a row costs more than a row of 200 entries.
 """
 
 import math
+from functools import cache
 
+import numba
 import numpy as np
+from numba.core import types
 
 from .. import _math as m
-from .._jit import helper, inlined, kernel
+from .._jit import entry, helper, inlined, kernel
 from . import passes, short, simd
+from .apart import address_of, call_at, taker
 from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
-from .waiting import split
+from .waiting import split_at
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
@@ -26,8 +30,8 @@ LOW = 8  # rows of a block below which its columns are joined as they are read
 TILE = 4096  # columns whose running sums stay in the first cache
 
 
-@kernel
-def pieces_of(kind, height, rows):
+@helper
+def _pieces_of(kind, height, rows):
     """In how many pieces the rows are cut; a piece lies within one row of blocks."""
     if kind == BLOCKS:
         return (rows + height - 1) // height * pieces_of_block(height)
@@ -546,8 +550,8 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
                 sum_neighbours(line, width, total)
 
 
-@kernel
-def join(pieces, kind, height, norms, largest):
+@helper
+def _join(pieces, kind, height, norms, largest):
     """Add up the pieces of each group, or take the largest; `norms` is a flat array."""
     parts = pieces_of_block(height) if kind == BLOCKS else pieces.shape[0]
     across = pieces.shape[1]
@@ -744,8 +748,8 @@ def apply(x, kind, height, width, labels, radii, norms, out, first, last):
         simd.drain()
 
 
-@kernel
-def in_range(top, x):
+@helper
+def _in_range(top, x):
     """Whether the largest sum is such that no square that matters over- or underflows."""
     return 1e-200 < top < 1e200 if x.itemsize == 8 else 1e-20 < top < 1e36
 
@@ -769,6 +773,8 @@ def shrink(places, values, starts, radii, norms, tol, first, last):
 
 # --- one matrix ----------------------------------------------------------------------------
 
+# The parts are called by their addresses: a call needs either maxima or sums, not both.
+
 
 @helper
 def _finish(sums, squares, norms):
@@ -782,23 +788,76 @@ def _finish(sums, squares, norms):
             norms[g] = sums[g]
 
 
-@kernel
-def are_whole(kind, height):
+@helper
+def _are_whole(kind, height):
     """Whether each piece is a row of groups."""
     return kind == BLOCKS and pieces_of_block(height) == 1
 
 
+def _kinds_of_maxima(dtype):
+    """The types of the arguments of `max_pieces`, for a matrix of a type of Numba."""
+    x, labels, number = types.Array(dtype, 2, "C"), types.Array(types.intp, 2, "C"), types.int64
+    return x, number, number, number, labels, x, number, number
+
+
+def _kinds_of_sums(dtype):
+    """The same for `sum_pieces`."""
+    x, number, *layout = _kinds_of_maxima(dtype)[:5]
+    sums = types.Array(types.float64, 2, "C")
+    return x, types.boolean, types.float64, number, *layout, sums, number, number
+
+
+def _kinds_of_whole(dtype, real):
+    """The same for `whole_norms`, for norms of type `real`."""
+    x, *layout = _kinds_of_maxima(dtype)[:5]
+    norms, most, number = types.Array(real, 2, "C"), types.Array(types.float64, 1, "C"), types.int64
+    return number, number, x, types.float64, *layout, number, norms, most, number, number
+
+
+def _kinds_of_apply(dtype, real):
+    """The same for `apply`."""
+    x, *layout = _kinds_of_maxima(dtype)[:5]
+    norms = types.Array(real, 1, "C")
+    return x, *layout, norms, norms, x, types.int64, types.int64
+
+
+_to_max = taker(lambda given: _kinds_of_maxima(given[0].dtype))
+_to_sum = taker(lambda given: _kinds_of_sums(given[0].dtype))
+_to_whole = taker(lambda given: _kinds_of_whole(given[2].dtype, given[9].dtype))
+_to_apply = taker(lambda given: _kinds_of_apply(given[0].dtype, given[5].dtype))
+
+
+@cache
+def norms_at(inner, dtype, real):
+    """For `all_norms`: where `max_pieces`, `sum_pieces` (0: not needed) and `whole_norms` lie."""
+    x, norms = numba.from_dtype(dtype), numba.from_dtype(real)
+    if inner == LINF:
+        maxima, sums = address_of(max_pieces, _kinds_of_maxima(x)), 0
+    else:
+        maxima, sums = 0, address_of(sum_pieces, _kinds_of_sums(x))
+    return maxima, sums, address_of(whole_norms, _kinds_of_whole(x, norms))
+
+
+@cache
+def addresses(inner, dtype, real):
+    """For `project`: the same, and where `apply` lies."""
+    x, norms = numba.from_dtype(dtype), numba.from_dtype(real)
+    return *norms_at(inner, dtype, real), address_of(apply, _kinds_of_apply(x, norms))
+
+
 @kernel
-def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first, last):
+def whole_norms(
+    maxima, sums, x, unit, kind, height, width, labels, inner, norms, most, first, last
+):  # fmt: skip
     """Norms of the groups of pieces first..last−1, if `are_whole`; a row of `norms` for each.
 
     Some at a time, which stay in the cache until all is done.  ``most[first:last]`` takes the
-    largest sums of some of them, and zeros.
+    largest sums of some of them, and zeros.  For `maxima` and `sums` see `norms_at`.
     """
     across = norms.shape[1]
     some = max(TILE // max(across, 1), 1)
     tops = np.empty((some if inner == LINF else 0, across), x.dtype)
-    sums = np.empty((0 if inner == LINF else some, across))
+    totals = np.empty((0 if inner == LINF else some, across))
     most[first:last] = 0.0
     begin = first
     while begin < last:
@@ -806,20 +865,21 @@ def whole_norms(x, unit, kind, height, width, labels, inner, norms, most, first,
         end = min(begin + some - place, last)
         done = norms[begin:end].reshape(-1)
         if inner == LINF:
-            max_pieces(x, kind, height, width, labels, tops, begin, end)
+            call_at(maxima, _to_max((x, kind, height, width, labels, tops, begin, end)))
             _finish(tops[place : place + end - begin].reshape(-1), NO, done)
         else:
-            sum_pieces(x, inner == L2, unit, kind, height, width, labels, sums, begin, end)
-            found = sums[place : place + end - begin].reshape(-1)
+            given = x, inner == L2, unit, kind, height, width, labels, totals, begin, end
+            call_at(sums, _to_sum(given))
+            found = totals[place : place + end - begin].reshape(-1)
             most[begin] = passes.largest(found, False)
             _finish(found, inner == L2, done)
         begin = end
 
 
-@kernel
-def join_norms(pieces, kind, height, inner, norms):
+@helper
+def _join_norms(pieces, kind, height, inner, norms):
     """The groups' norms from those of the pieces; returns the largest sum."""
-    join(pieces, kind, height, norms, inner == LINF)
+    _join(pieces, kind, height, norms, inner == LINF)
     if inner == LINF:
         return 1.0
     most = passes.largest(norms, False)
@@ -827,27 +887,29 @@ def join_norms(pieces, kind, height, inner, norms):
     return most
 
 
-@kernel
-def all_norms(x, unit, kind, height, width, labels, inner, norms, workers, desks):
+@helper
+def _all_norms(places, x, unit, kind, height, width, labels, inner, norms, workers, desks):
     """Norms of all groups, l1 and l2 of `unit` times x; returns the largest sum.
 
-    For the workers and their desks see `waiting.split`.
+    For the places see `norms_at`, for the workers and their desks `waiting.split_at`.
     """
-    count = pieces_of(kind, height, len(x))
+    maxima, sums, whole = places
+    count = _pieces_of(kind, height, len(x))
     across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
-    if are_whole(kind, height):
+    if _are_whole(kind, height):
         most, rows = np.empty(count), norms.reshape(count, across)
-        given = x, unit, kind, height, width, labels, inner, rows, most
-        split(whole_norms, given, count, workers, desks)
+        given = maxima, sums, x, unit, kind, height, width, labels, inner, rows, most
+        split_at(whole, _to_whole(given), count, workers, desks)
         return passes.largest(most, False)
     if inner == LINF:
         tops = np.empty((count, across), x.dtype)
-        split(max_pieces, (x, kind, height, width, labels, tops), count, workers, desks)
-        return join_norms(tops, kind, height, inner, norms)
-    sums = np.empty((count, across))
-    given = x, inner == L2, unit, kind, height, width, labels, sums
-    split(sum_pieces, given, count, workers, desks)
-    return join_norms(sums, kind, height, inner, norms)
+        taken = _to_max((x, kind, height, width, labels, tops))
+        split_at(maxima, taken, count, workers, desks)
+        return _join_norms(tops, kind, height, inner, norms)
+    totals = np.empty((count, across))
+    taken = _to_sum((x, inner == L2, unit, kind, height, width, labels, totals))
+    split_at(sums, taken, count, workers, desks)
+    return _join_norms(totals, kind, height, inner, norms)
 
 
 @helper
@@ -867,8 +929,8 @@ def _exchange_ties(norms, u, order):
             source += 1
 
 
-@kernel
-def settle(norms, u, outer, feasible, order, radii, info):
+@helper
+def _settle(norms, u, outer, feasible, order, radii, info):
     """Mend the projected norms u where the result is to be feasible, and report on them.
 
     `info` holds the status.  Where `radii` has room, it takes them, and `info` the score or
@@ -892,28 +954,31 @@ def settle(norms, u, outer, feasible, order, radii, info):
 
 @kernel
 def project(
-    places, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol, out,
-    radii, info, workers, desks, first, last,
+    search, places, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol,
+    out, radii, info, workers, desks, first, last,
 ):  # fmt: skip
     """The whole projection of the matrices first..last−1; linf and l2.
 
     Returns the largest status; `RESCALE` is that of matrices whose norms need another unit, or for
-    which the engine has to be compiled: see `short.project_by` for the `places`.  `room` has two
-    rows of as many entries as there are groups: Numba would take them page by page where they are
-    large.  For `order` and the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings
-    in the level or radius.  For the workers and their desks see `waiting.split`.
+    which the engine has to be compiled: see `short.project_by` for `search`, and for the `places`
+    `addresses`.  `room` has two rows of as many entries as there are groups: Numba would take them
+    page by page where they are large.  For `order` and the rows of `radii` and `info` see `settle`;
+    ``info[:, WANTED]`` brings in the level or radius.  For the workers and their desks see
+    `waiting.split_at`.
     """
     norms, u = room[0], room[1]
     number, worst = norms.size, 0.0
     for b in range(first, last):
         x, to, about = matrices[b], out[b], info[b]
-        top = all_norms(x, 1.0, kind, height, width, labels, inner, norms, workers, desks)
-        if inner == L2 and not in_range(top, x):
+        top = _all_norms(
+            places[:3], x, 1.0, kind, height, width, labels, inner, norms, workers, desks
+        )
+        if inner == L2 and not _in_range(top, x):
             about[STATUS] = m.RESCALE
             worst = max(worst, about[STATUS])
             continue
         short.project_by(
-            places, outer, YES, tol, YES, YES, norms.reshape(1, number), u.reshape(1, number),
+            search, outer, YES, tol, YES, YES, norms.reshape(1, number), u.reshape(1, number),
             about.reshape(1, about.size), NONE, ONE,
         )  # fmt: skip
         if about[STATUS] == m.GO:
@@ -921,11 +986,18 @@ def project(
         worst = max(worst, about[STATUS])
         if about[STATUS] == m.RESCALE or about[STATUS] == m.NONFINITE:
             continue
-        settle(norms, u, outer, feasible, order, radii[b], about)
+        _settle(norms, u, outer, feasible, order, radii[b], about)
         if about[STATUS] == m.FEASIBLE and inner == LINF:
             _copy(x.reshape(-1), to.reshape(-1))
             continue
         scaled = norms[: number if inner == L2 else 0]
         given = x, kind, height, width, labels, u, scaled, to
-        split(apply, given, len(x), workers, desks)
+        split_at(places[3], _to_apply(given), len(x), workers, desks)
     return worst
+
+
+# The other steps, where Python takes them one by one.
+pieces_of, are_whole, join_norms, all_norms = map(
+    entry, (_pieces_of, _are_whole, _join_norms, _all_norms)
+)
+in_range, settle = entry(_in_range), entry(_settle)

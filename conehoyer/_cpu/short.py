@@ -14,11 +14,13 @@ more, such as a τ <= 0, are left to the engine, which takes long to compile.
 import math
 from functools import cache
 
+import numba
 import numpy as np
 
 from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import engine, passes, simd
+from .apart import address_of
 from .arrays import LOG, NORM, REST, STATUS, WANTED, keep, uncounted
 
 BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
@@ -453,7 +455,7 @@ def suits(n, itemsize):
 @cache
 def address(dtype):
     """Where `project_rows` for arrays of this dtype lies."""
-    return engine.address_of(project_rows, dtype)
+    return address_of(project_rows, engine.kinds_of_rows(numba.from_dtype(dtype)))
 
 
 _engine: dict = {}  # dtypes, and where the engine's lies: those that have been needed
@@ -462,7 +464,8 @@ _engine: dict = {}  # dtypes, and where the engine's lies: those that have been 
 def address_of_engine(dtype):
     """Where `engine.project_rows` for arrays of this dtype lies; compiles it."""
     if dtype not in _engine:
-        _engine[dtype] = engine.address_of(engine.project_rows, dtype)
+        kinds = engine.kinds_of_rows(numba.from_dtype(dtype))
+        _engine[dtype] = address_of(engine.project_rows, kinds)
     return _engine[dtype]
 
 

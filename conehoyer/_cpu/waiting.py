@@ -22,6 +22,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
 from .._jit import helper, kernel
+from .apart import address_of, call
 
 # x86 has an instruction for such loops, which leaves the core to its other thread for a while.
 PAUSE = "llvm.x86.sse2.pause" if platform.machine().lower() in ("x86_64", "amd64") else ""
@@ -231,53 +232,34 @@ def _word(builder, address, place):
     return builder.gep(builder.inttoptr(address, I64.as_pointer()), [I64(place)])
 
 
-def _part(context, builder, kind, kinds, find):
-    """The address of a function that does a part: of what is given, of type `kind`, and of a row.
-
-    ``find(builder, values)`` has the kernel, and its arguments but for the part.  What is returned
-    is 1, or 2 for an error: in a kernel there is none but for memory that cannot be had.
-    """
-    name = builder.module.get_unique_name(f"{builder.function.name}.part")
-    function = ir.Function(builder.module, _KIND_OF_PART, name)
-    function.linkage = "internal"
-    inner = ir.IRBuilder(function.append_basic_block())
-    given = inner.inttoptr(function.args[0], context.get_value_type(kind).as_pointer())
-    values = cgutils.unpack_tuple(inner, inner.load(given), len(kind))
-    called, values = find(inner, values)
-    row = function.args[1]
-    more = range(len(kinds) - len(values))
-    values += [inner.load(_word(inner, row, PART + place)) for place in more]
-    status, _ = context.call_conv.call_function(inner, called, types.none, kinds, values)
-    inner.ret(inner.select(status.is_error, I64(2), I64(1)))
-    return builder.ptrtoint(function, I64)
-
-
 @cache
-def _part_at(total):
-    """For `_share`: the function that does a part of a kernel of so many arguments."""
+def _part_at(more):
+    """For kernels that take so many integers, the part, behind what they are given."""
 
     @intrinsic
     def part_at(typingctx, given):
-        """Its address; ``given[0]`` is the kernel's."""
-        kinds = (*given.types[1:], *(types.int64,) * (total - len(given) + 1))
+        """The address of a function that does a part; ``given[0]`` is the kernel's address.
+
+        It returns 1, or 2 for an error: in a kernel there is none but for memory that cannot be
+        had.
+        """
+        kinds = (*given.types[1:], *(types.int64,) * more)
 
         def codegen(context, builder, signature, args):
-            def find(inner, values):
-                kind = context.call_conv.get_function_type(types.none, kinds)
-                return inner.inttoptr(values[0], kind.as_pointer()), values[1:]
-
-            return _part(context, builder, given, kinds, find)
+            name = builder.module.get_unique_name(f"{builder.function.name}.part")
+            function = ir.Function(builder.module, _KIND_OF_PART, name)
+            function.linkage = "internal"
+            inner = ir.IRBuilder(function.append_basic_block())
+            place = inner.inttoptr(function.args[0], context.get_value_type(given).as_pointer())
+            address, *values = cgutils.unpack_tuple(inner, inner.load(place), len(given))
+            values += [inner.load(_word(inner, function.args[1], PART + k)) for k in range(more)]
+            status = call(context, inner, address, kinds, values)
+            inner.ret(inner.select(status.is_error, I64(2), I64(1)))
+            return builder.ptrtoint(function, I64)
 
         return types.int64(given), codegen
 
     return part_at
-
-
-def _place_of(builder, value):
-    """The address of the value, good until the function that is being built returns."""
-    place = cgutils.alloca_once(builder, value.type)
-    builder.store(value, place)
-    return builder.ptrtoint(place, I64)
 
 
 @intrinsic
@@ -285,7 +267,9 @@ def _address_of(typingctx, args):
     """Where `args` lie, until the function that calls this returns."""
 
     def codegen(context, builder, signature, values):
-        return _place_of(builder, values[0])
+        place = cgutils.alloca_once(builder, values[0].type)
+        builder.store(values[0], place)
+        return builder.ptrtoint(place, I64)
 
     return types.int64(args), codegen
 
@@ -353,29 +337,18 @@ def _do_split(call, given, count, workers, desks):
         raise MemoryError("no memory for what a kernel needs")
 
 
-@intrinsic
-def split(typingctx, function, given, count, workers, desks):
-    """``function(*given, first, last)`` on parts of range(count), as many as there are workers.
+_part_of_range = _part_at(2)
 
-    For kernels; it takes the threads at the desks that are awake, and does the rest here.
+
+@helper
+def split_at(address, taken, count, workers, desks):
+    """Have the kernel at an address do range(count) in parts, as many as there are workers.
+
+    It is given what an `apart.taker` has taken, and the first and last of the part.  The threads at
+    the desks that are awake do some parts, and the rest is done here.
     """
-    called = function.dispatcher
-    kinds = (*given.types, types.int64, types.int64)
-    called.compile(kinds)
-    compiled = called.overloads[kinds]
-    how = typingctx.resolve_value_type(_do_split)
-    signature = how.get_call_type(typingctx, (types.int64, types.int64, count, workers, desks), {})
-
-    def codegen(context, builder, _, args):
-        # Numba would compile a function between the two with all that they call.
-        context.add_linking_libs((compiled.library,))
-        kernel = context.declare_function(builder.module, compiled.fndesc)
-        part = _part(context, builder, given, kinds, lambda inner, values: (kernel, values))
-        do_split = context.get_function(how, signature)
-        context.add_linking_libs(do_split.libs)
-        return do_split(builder, (part, _place_of(builder, args[1]), *args[2:]))
-
-    return types.void(function, given, count, workers, desks), codegen
+    given = (address, *taken)
+    _do_split(_part_of_range(given), _address_of(given), count, workers, desks)
 
 
 def _share(address, desks, rows, *args):
@@ -397,24 +370,14 @@ def _share(address, desks, rows, *args):
 
 
 @cache
-def _sharing(called):
-    """`_share` for a kernel, and how many arguments the kernel has."""
+def _sharing(called, count):
+    """`_share` for a kernel that is given so many arguments, and how many more it takes."""
     function = called.py_func
-    total = function.__code__.co_argcount
-    given = globals() | {"_part_at": _part_at(total), "__name__": function.__module__}
+    more = function.__code__.co_argcount - count
+    given = globals() | {"_part_at": _part_at(more), "__name__": function.__module__}
     twin = FunctionType(_share.__code__, given, f"share_{function.__name__}")
     twin.__qualname__ = f"{function.__module__}.{twin.__name__}"  # the cache knows it by that
-    return kernel(twin), total
-
-
-def _find(called, args, more):
-    """The address of the kernel for such arguments and so many integers."""
-    given = (*map(numba.typeof, args), *(types.int64,) * more)
-    called.compile(given)
-    compiled = called.overloads[given]
-    if compiled.signature.return_type != types.none:
-        raise TypeError(f"{called} returns something")
-    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return kernel(twin), more
 
 
 @lru_cache(maxsize=256)
@@ -429,11 +392,12 @@ def hand_out(called, args, parts, desks) -> bool:
     """
     if not isinstance(called, Dispatcher):
         return False
-    share, total = _sharing(called)
+    share, more = _sharing(called, len(args))
     rows = _rows_of(parts).copy()
     result = share(0, desks, rows, *args)
     if result == UNKNOWN:
-        result = share(_find(called, args, total - len(args)), desks, rows, *args)
+        kinds = (*map(numba.typeof, args), *(types.int64,) * more)
+        result = share(address_of(called, kinds), desks, rows, *args)
     if result == FAILED:
         raise MemoryError("no memory for what a kernel needs")
     return result == ALL_DONE
