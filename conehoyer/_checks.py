@@ -370,6 +370,18 @@ def _number(value, name, low, high, what):
     return number
 
 
+def real(value, name) -> float:
+    """A real number; an integer beyond all floats becomes infinite."""
+    try:
+        if isinstance(value, str | bytes | bytearray | np.ma.MaskedArray):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def integer(value, name, least, most=math.inf) -> int:
     """An integer, checked for its range."""
     try:

@@ -185,6 +185,8 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
 def _labels(groups, x):
     if _dispatch.on_device(groups):
         raise TypeError("groups: the labels lie on a GPU, but x does not")
+    if isinstance(groups, list) and len(groups) == 2 and all(isinstance(k, int) for k in groups):
+        raise ValueError(f"groups: a block shape must be a tuple, got {groups!r}")
     labels = _checks.as_array(groups, "groups")
     if labels.dtype.kind not in "iu":
         raise TypeError(
@@ -205,6 +207,7 @@ def _labels(groups, x):
         labels = labels.swapaxes(-1, -2)
     rows = math.prod(labels.shape[:-1])
     labels = np.ascontiguousarray(labels.reshape(rows, labels.shape[-1]), dtype=np.intp)
+    labels = _checks.borrowed(labels)
     return Groups(kernels.LABELS, 1, 1, labels, (count,), count, whole)
 
 

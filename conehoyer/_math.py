@@ -302,7 +302,7 @@ def advance(kind, p, tol, st, nu, s, q):
         sd, qd = sums_at(nu, s, q, offset)
         excess = level_excess(p, sd, qd) if cone else sd - p
         if anchor == 0.0 and offset == 0.0 and not signed:
-            if excess <= tol * (p * qd if cone else p):
+            if nu == 0.0 or excess <= tol * (p * qd if cone else p):
                 if kind != HOYER:
                     return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
                 if not st.at_zero:  # an equality: τ may be negative

@@ -42,11 +42,12 @@ class ProjectionInfo:
     ----------
     threshold : float or ndarray of float64
         The soft threshold τ: entries with ``|x| <= threshold`` are zero in the result.
-        0 where the input was feasible, the largest entry where entries tie at the top,
-        ``-inf`` where the result is a constant vector.
+        0 where the input was feasible; the largest entry where entries tie at the top, some
+        of which stay then; ``-inf`` where the result is a constant vector; NaN where `x`
+        holds NaN or infinity.
     level : float or ndarray of float64
         Value of the constraint reached: the Hoyer score (CAI, Hoyer), or the l1 norm
-        (ball, simplex).
+        (ball, simplex).  NaN where `x` holds NaN or infinity.
     nnz : int or ndarray of int64
         Number of nonzeros of the result.
     passes : int or ndarray of int64
@@ -54,7 +55,8 @@ class ProjectionInfo:
     converged : bool or ndarray of bool
         False where a cap on the passes was hit.
     support : ndarray of int64 or None
-        For one vector: number of entries above the trial threshold in each pass.
+        For one vector: number of entries above the trial threshold in each pass; empty for
+        methods that don't tell.
 
     Examples
     --------

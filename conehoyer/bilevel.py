@@ -13,7 +13,7 @@ from . import _math as m
 from ._cpu import groups as kernels
 from ._cpu import l1inf as kernels_l1inf
 from ._cpu import passes, short
-from ._cpu.arrays import STATUS, WANTED
+from ._cpu.arrays import REACHED, STATUS, THRESHOLD, WANTED
 from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
@@ -39,7 +39,8 @@ class BilevelInfo:
     mask : ndarray of bool
         The same for each entry; broadcasts against the data.
     threshold : float or ndarray of float64
-        The soft threshold τ on the groups' norms.
+        The soft threshold τ on the groups' norms.  NaN, as `level` and `radii`, for a matrix
+        that holds NaN or infinity.
     level : float or ndarray of float64
         The Hoyer score of the result's norms (`level`), or their sum (`radius`).
     nnz : int or ndarray of int64
@@ -164,10 +165,10 @@ def project_bilevel(
     score of the norms is larger than asked for by a factor given in the example below.
     With ``feasible=True``, u_g = (v_g − τ)₊·v_max/(v_max − τ).
 
-    A matrix whose norms satisfy the constraint is returned bit for bit (with ``"l2"``, but
-    for groups so small that their squares underflow to zero beside the largest).  Ties at the top
-    and zero matrices are treated as in `project_cai`: if more than `level` groups tie at
-    the largest norm, the first ⌈level⌉ of them are kept.
+    A matrix whose norms satisfy the constraint is returned bit for bit (with ``"l2"``, but for
+    the signs of zeros and for groups so small that their squares underflow to zero beside the
+    largest).  Ties at the top and zero matrices are treated as in `project_cai`: if more than
+    `level` groups tie at the largest norm, the first ⌈level⌉ of them are kept.
 
     The cost is one pass that reads the matrix and one that reads and writes it; memory
     beyond the result is of the order of the number of groups (for C- or F-ordered
@@ -281,7 +282,7 @@ def _bilevel(
     if failed.any():
         if check_finite:
             raise _checks.not_finite()
-        out[failed] = radii[failed] = math.nan
+        out[failed] = radii[failed] = info[failed, THRESHOLD : REACHED + 1] = math.nan
 
 
 def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers):
@@ -303,7 +304,7 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     if info[STATUS] == m.NONFINITE:
         return
     kernels.settle(norms, u, kind, feasible, parts.order, radii, info)
-    if info[STATUS] == m.FEASIBLE and clip:
+    if info[STATUS] == m.FEASIBLE and inner != kernels.L2:
         out[...] = z
     elif inner == kernels.L1:
         _shrink(z, parts, slack, u, norms, unit, out, workers)
@@ -484,7 +485,7 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
         if not np.isfinite(totals).all() and not passes.all_finite(z.reshape(-1)):
             if check_finite:
                 raise _checks.not_finite()
-            info[0] = m.NONFINITE
+            info[:3] = m.NONFINITE, math.nan, math.nan
             out[...] = bounds[:] = math.nan
             return
         exponent = math.frexp(tops.max())[1]

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import MOST, as_array, integer, result_dtype
+from ._checks import MOST, as_array, integer, real, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._threads import resolve_workers, run_parts, run_split
@@ -67,14 +67,7 @@ def _block_shape(block_shape) -> tuple[int, int]:
 
 def _scale(scale, dtype):
     """A factor as the kernels take it."""
-    try:
-        number = float(scale) if not isinstance(scale, str | bytes) else None
-    except (TypeError, ValueError):
-        number = None
-    except OverflowError:
-        number = math.inf
-    if number is None:
-        raise TypeError(f"scale must be a real number, got {scale!r}")
+    number = real(scale, "scale")
     with np.errstate(over="ignore"):
         factor = dtype.type(number)
     if not np.isfinite(factor):
@@ -136,7 +129,10 @@ class BlockPattern:
 
     def __init__(self, kept, block_shape, shape=None):
         self.block_shape = height, width = _block_shape(block_shape)
-        kept = as_array(kept, "kept").astype(bool)
+        kept = as_array(kept, "kept")
+        if kept.dtype.kind not in "biuf":
+            raise TypeError(f"kept must be booleans, got dtype {kept.dtype}")
+        kept = kept.astype(bool)
         if kept.ndim != 2:
             raise ValueError(f"kept must be a matrix, got shape {kept.shape}")
         if shape is None:
@@ -972,7 +968,7 @@ def load(file) -> BlockSparse:
         raise TypeError(f"file must be in binary mode, got {file!r}")
     names = "blocks", "indices", "indptr", "shape", "block_shape"
     try:
-        held = np.load(file, allow_pickle=False)
+        held = np.load(_as_saved(file), allow_pickle=False)
         if isinstance(held, np.ndarray):
             raise ValueError("it holds a single array")
         with held:
@@ -985,6 +981,14 @@ def load(file) -> BlockSparse:
     if len(found) < len(names):
         raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(files)}")
     return _from_arrays("file", *(found[name] for name in names))
+
+
+def _as_saved(file):
+    """The file that `save` has written to: NumPy gives a name that has no suffix one."""
+    if isinstance(file, str | os.PathLike) and not os.path.exists(file):
+        named = f"{os.fspath(file)}.npz"
+        return named if os.path.exists(named) else file
+    return file
 
 
 def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSparse:

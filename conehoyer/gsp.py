@@ -1,5 +1,6 @@
 """Group sparse projection: one mean sparseness for several vectors."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ def project_gsp(
     -------
     x : ndarray of the input's shape, or list of ndarrays
         The projection, of the input's floating dtype; integers and booleans give float64.
-        A list where `x` is a list or tuple.
+        A list where `x` is a list or tuple of arrays.
     info : GSPInfo
         Only with ``full_output=True``: multiplier, thresholds, sparseness reached, numbers
         of nonzeros, passes, whether it converged.
@@ -120,8 +121,8 @@ def project_gsp(
     ------
     ValueError
         If `sparseness` is outside [0, 1] or not a single number, `out` has the wrong
-        length, shape or dtype, is read-only or overlaps itself, or `x` holds NaN or inf
-        and `check_finite` is true.
+        length, shape or dtype, is read-only or has arrays that overlap each other, or
+        `x` holds NaN or inf and `check_finite` is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container,
         `sparseness` is no real number, or `out` is of another kind than the result.
@@ -408,6 +409,8 @@ def _info(slices, results, shape, v, verdict):
     with np.errstate(over="ignore", under="ignore"):
         threshold = np.ldexp(np.minimum(v.tau, v.top), v.exponent)
         multiplier = float(np.ldexp(verdict.mu, verdict.unit))
+    if verdict.status == m.NONFINITE:
+        multiplier, threshold[:] = math.nan, math.nan
     nnz = [np.count_nonzero(r, axis=s.axis) for s, r in zip(slices, results, strict=True)]
     return GSPInfo(
         multiplier,

@@ -296,10 +296,7 @@ def _generator(rng):
 
 
 def _number(value, name):
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+    number = _checks.real(value, name)
     if not 0.0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
     return number

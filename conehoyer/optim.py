@@ -339,7 +339,7 @@ class SparseAdamW:
         """
         try:
             saved, states = list(state_dict["param_groups"]), dict(state_dict["state"])
-        except (TypeError, KeyError):
+        except (TypeError, KeyError, IndexError):
             raise TypeError(
                 'state_dict must be a dictionary with "state" and "param_groups", as state_dict() '
                 f"returns it, got {type(state_dict).__name__}"
@@ -663,12 +663,7 @@ def _masks(mask, arrays, names, make=np.array):
 
 def _number(value, name, low=0.0, high=math.inf, what="finite and >= 0"):
     """A real number in [low, high)."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a real number, got {value!r}") from None
-    except OverflowError:  # an integer
-        number = math.inf
+    number = _checks.real(value, name)
     if not low <= number < high:
         raise ValueError(f"{name} must be {what}, got {value!r}")
     return number

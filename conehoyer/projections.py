@@ -8,7 +8,7 @@ import numpy as np
 from . import _checks, _threads
 from . import _math as m
 from ._cpu import across, classic, engine, passes, short
-from ._cpu.arrays import LOG, NORM, REST, STATUS, WANTED
+from ._cpu.arrays import LOG, NORM, REACHED, REST, STATUS, THRESHOLD, WANTED
 from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
@@ -553,7 +553,7 @@ def _project(
     out, overwrite_x, workers, check_finite, full_output,
 ):  # fmt: skip
     """Project all slices by the engine, or by `run`: a rows function, on the GPU kernels."""
-    workers = resolve_workers(workers)
+    workers, check_finite = resolve_workers(workers), bool(check_finite)
     if s.home is not None:
         from ._cuda import projections as on_gpu
 
@@ -688,6 +688,7 @@ def _complain(status, check_finite):
 
 def _info(s, rows, result, table):
     """The report of the kernels, in the slices' shape."""
+    table[table[:, STATUS] == m.NONFINITE, THRESHOLD : REACHED + 1] = math.nan
     if rows is not None and rows.dtype == result.dtype:
         counts = np.empty(len(rows), np.int64)
         count_nonzeros(rows, counts)

@@ -171,6 +171,11 @@ def test_feasible_input_comes_back_bit_for_bit(groups):
             np.testing.assert_array_equal(x, y)
             assert x is not y
             assert info.kept.all()
+    y = np.zeros((9, 8))
+    y[::3, ::2], y[1], y[2, 2] = -0.0, -0.0, 1e-200
+    y[3, 3] = 1.0
+    for inner in ("linf", "l1"):
+        assert ch.project_bilevel(y, 1e9, groups=groups, inner=inner).tobytes() == y.tobytes()
     x = ch.project_bilevel(y, 2.0, groups=groups, feasible=True)
     np.testing.assert_allclose(
         ch.project_bilevel(x, 2.0, groups=groups, feasible=True), x, rtol=1e-13
@@ -364,6 +369,34 @@ def test_float32_at_its_limits():
         z = ch.project_bilevel(y * np.float32(scale), 4.0, inner="l2")
         assert z.dtype == np.float32
         np.testing.assert_allclose(z / np.float32(scale), x, rtol=0, atol=1e-5)
+
+
+def test_zeros_reach_every_level():
+    _, info = ch.project_bilevel(np.zeros((2, 3)), np.inf, full_output=True)
+    assert info.converged
+    assert info.passes <= 1
+
+
+def test_labels_that_are_read_only():
+    y = np.random.default_rng(0).standard_normal((6, 8))
+    labels = np.arange(48).reshape(6, 8) % 5
+    fixed = labels.copy()
+    fixed.flags.writeable = False
+    for inner in INNER:
+        x = ch.project_bilevel(y, 2.0, groups=fixed, inner=inner)
+        np.testing.assert_array_equal(x, ch.project_bilevel(y, 2.0, groups=labels, inner=inner))
+    assert ch.level_for_groups(y, 2, groups=fixed) == ch.level_for_groups(y, 2, groups=labels)
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_the_report_on_a_matrix_that_is_not_finite(inner):
+    y = np.ones((3, 2, 4))
+    y[1, 0, 2] = np.nan
+    for project in (ch.project_bilevel, ch.project_l1inf_ball):
+        given = {} if project is ch.project_l1inf_ball else {"inner": inner}
+        _, info = project(y, 1.5, check_finite=False, full_output=True, **given)
+        assert np.isnan([info.threshold[1], info.level[1], *info.radii[1]]).all()
+        assert np.isfinite([info.threshold[::2], info.level[::2]]).all()
 
 
 def test_squares_that_underflow_count_as_zeros():

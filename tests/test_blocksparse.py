@@ -329,6 +329,8 @@ def test_save_and_load(tmp_path):
     back = load(tmp_path / "w.npz")
     np.testing.assert_array_equal(back.to_dense(), w)
     assert back.dtype == np.float32
+    compress(w, (4, 5)).save(str(tmp_path / "plain"))  # NumPy adds a suffix
+    np.testing.assert_array_equal(load(str(tmp_path / "plain")).to_dense(), w)
     with np.load(tmp_path / "w.npz") as held:
         right = dict(held)
     for name, value in (
@@ -587,6 +589,9 @@ def test_scales_must_be_numbers(scale, error):
 
 
 def test_patterns_say_what_is_wrong():
+    for wrong in ([["True", "False"]], [[None]], [[1j]]):
+        with pytest.raises(TypeError, match="kept must be booleans, got dtype"):
+            BlockPattern(np.array(wrong), (1, 1))
     with pytest.raises(ValueError, match="kept must be a matrix"):
         BlockPattern([True], (1, 1))
     with pytest.raises(ValueError, match="kept is no array"):

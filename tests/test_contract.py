@@ -626,6 +626,26 @@ def test_full_output_of_a_batch(kind, method):
             assert info.support is None
 
 
+@every_method
+@pytest.mark.parametrize("n", [4, 70_000])
+def test_the_report_on_a_slice_that_is_not_finite(kind, method, n):
+    x = make("gaussian", 3 * n).reshape(3, n)
+    x[1, n // 2] = np.nan
+    for y, axis in ((x, 1), (x.T, 0)):
+        _, info = project(kind, y, axis=axis, method=method, check_finite=False, full_output=True)
+        assert np.isnan([info.threshold[1], info.level[1]]).all()
+        assert np.isfinite([info.threshold[::2], info.level[::2]]).all()
+
+
+@every_function
+def test_options_that_count_as_true_or_false(kind):
+    x = make("gaussian", 60).reshape(5, 12)
+    for axis in (0, 1):
+        for option in (0, 1, None, np.True_):
+            y = project(kind, x, axis=axis, check_finite=option)
+            np.testing.assert_array_equal(y, project(kind, x, axis=axis))
+
+
 @every_function
 def test_full_output_with_out(kind):
     x = make("gaussian", 12)

@@ -135,6 +135,33 @@ def test_zero_vectors(n, dtype):
     assert ch.project_cai(np.full(n, -0.0), 1.0).tobytes() == np.full(n, -0.0).tobytes()
 
 
+@pytest.mark.parametrize("n", [1, 3, 5000, 70_000])
+def test_zero_vectors_reach_every_level(n):
+    for level in (1.0, 1e308, np.inf):
+        _, info = ch.project_cai(np.zeros(n), level, full_output=True)  # and no warning
+        assert info.converged
+        assert info.passes <= 1
+
+
+@pytest.mark.parametrize("n", [200, 3000, 16_448, 65_536])
+def test_data_of_few_values(n):
+    """Equal terms of float32 sums are rounded to the same side."""
+    rng = np.random.default_rng(n)
+    for share in (0.005, 0.02, 0.1, 0.5) * (1 if n > 10_000 else 8):
+        values = np.float32([1.0, rng.random(), rng.random()])
+        x = values[rng.choice(3, n, p=[share, 1.0 - 1.1 * share, 0.1 * share])]
+        x *= np.float32(rng.uniform(0.1, 3.0))
+        wide = x.astype(np.longdouble)
+        most = float(wide.sum() ** 2 / (wide @ wide))
+        least = np.count_nonzero(x == x.max())
+        for part in (0.02, 0.3, 0.7, 0.95):
+            level = least + part * (most - least)
+            y = ch.project_cai(x, level)
+            wide = y.astype(np.longdouble)
+            assert float(wide.sum() ** 2 / (wide @ wide)) <= level * (1.0 + 1e-6), (share, part)
+            np.testing.assert_array_equal(ch.project_cai(y, level), y)
+
+
 def test_zero_vector_with_a_given_norm():
     """Every direction is as good: all entries tie at zero, and the tie rule decides."""
     x = ch.project_hoyer(np.zeros(6), l1=3.0, l2=2.0)

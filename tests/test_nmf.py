@@ -373,6 +373,8 @@ W0, H0 = np.ones((4, 2)), np.ones((2, 3))
         ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
         ({"tol": -1.0}, ValueError, "tol must be finite and >= 0, got -1.0"),
         ({"tol": "a"}, TypeError, "tol must be a real number"),
+        ({"tol": "10"}, TypeError, "tol must be a real number"),
+        ({"tol": 10**400}, ValueError, "tol must be finite"),
         ({"alpha": -1}, ValueError, "alpha must be"),
         ({"epsilon": np.nan}, ValueError, "epsilon must be"),
         ({"workers": 0}, ValueError, "workers must be"),

@@ -721,6 +721,7 @@ def test_a_wrong_state_changes_nothing():
     group = good["param_groups"][0]
     for state, error, match in (
         (None, TypeError, "state_dict must be a dictionary"),
+        (np.array(1.5), TypeError, "state_dict must be a dictionary"),
         ({}, TypeError, "state_dict must be a dictionary"),
         (changed("param_groups", value=[]), ValueError, "0 parameter groups, this optimizer has 1"),
         (changed("param_groups", 0, "params", value=[0]), ValueError, "1 parameters, .* has 2"),
@@ -869,6 +870,9 @@ W, B = np.ones((2, 3)), np.ones(3)
         ([{"params": {"b": B}}, {"params": {"b": W}}], {}, ValueError, "a name appears twice"),
         ([B], {"lr": -1}, ValueError, "lr must be finite and >= 0, got -1"),
         ([B], {"lr": "x"}, TypeError, "lr must be a real number, got 'x'"),
+        ([B], {"lr": "2"}, TypeError, "lr must be a real number, got '2'"),
+        ([B], {"betas": (0.9, b"1")}, TypeError, "betas must be a real number"),
+        ([B], {"l1": np.ma.masked}, TypeError, "l1 must be a real number"),
         ([B], {"lr": np.nan}, ValueError, "lr must be finite"),
         ([B], {"lr": 10**400}, ValueError, "lr must be finite and >= 0, got 1000"),
         ([B], {"l1": -(10**400)}, ValueError, "l1 must be finite and >= 0, got -1000"),

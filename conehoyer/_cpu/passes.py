@@ -18,7 +18,7 @@ BACK = 1 << 18  # entries written in one go, the last first: they have been read
 NEAR = 1024  # entries written ahead of those that are read
 LEAST = 32  # entries that share a word in `collect_few`, at least
 ALIGNED_FROM = 1 << 17  # bytes of a slice that is read and written by whole cache lines
-RUN = 32  # registers summed before a running sum is emptied
+RUN = 16  # terms of a running sum: of more, all equal, float32 would round off up to 1e-6
 SHORT = 64  # the same for loops that add one entry at a time
 LISTED = 128  # registers between two looks into those that have an entry inside a band
 TINY = 2.0**-40  # a radius below this fraction of τ: see near_top
@@ -90,9 +90,9 @@ def own_sums(z, absolute, anchor, offset):
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
-    for begin in range(0, pairs, RUN * width):
+    for begin in range(0, pairs, 2 * RUN * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
-        for i in range(begin, min(begin + RUN * width, pairs), 2 * width):
+        for i in range(begin, min(begin + 2 * RUN * width, pairs), 2 * width):
             a0 = simd.without(simd.load(z, i), signs)
             a1 = simd.without(simd.load(z, i + width), signs)
             gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
@@ -380,7 +380,7 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     The first loop asks no mask for its bits, which takes as long as several operations on
     registers: the sums are those above `lo`, the number of entries below comes from the signs of
     their distances, and a list takes the pairs of registers that have an entry inside.  What has
-    been found there is taken from the sums, which are the data's own: z is no more than a chunk.
+    been found there is taken from the sums.
     """
     places = marks[0]
     first = np.nextafter(lo, z.dtype.type(math.inf))  # a > lo where a − first has no sign
@@ -388,12 +388,12 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     vlo, vhi = simd.splat(lo), simd.splat(hi)
     zero = simd.sub(vlo, vlo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    below, stored, all_firsts, all_seconds = 0, 0, zero, zero
+    below, stored, all_firsts, all_seconds = 0, 0, simd.widen(zero), simd.widen(zero)
     for begin in range(0, z.size, LISTED * width):
         part, found = z[begin : min(begin + LISTED * width, z.size)], np.uint64(0)
-        for run in range(0, part.size, 2 * RUN * width):
+        for run in range(0, part.size, RUN * width):
             firsts, seconds = zero, zero
-            for i in range(run, min(run + 2 * RUN * width, part.size), 2 * width):
+            for i in range(run, min(run + RUN * width, part.size), 2 * width):
                 d0 = simd.sub(simd.without(simd.load(part, i), signs), vfirst)
                 d1 = simd.sub(simd.without(simd.load(part, i + width), signs), vfirst)
                 above0 = simd.where(simd.above(zero, d0), zero, d0)  # NaN as well
@@ -405,8 +405,8 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
                 below += simd.negatives(d1)
                 places[found] = np.uint64(i)
                 found += simd.one_if_within(d0, d1, reach)
-            all_firsts = simd.add(all_firsts, firsts)
-            all_seconds = simd.add(all_seconds, seconds)
+            all_firsts = simd.add(all_firsts, simd.widen(firsts))
+            all_seconds = simd.add(all_seconds, simd.widen(seconds))
         for k in range(found):
             for i in (np.int64(places[k]), np.int64(places[k]) + width):
                 a = simd.without(simd.load(part, i), signs)

@@ -31,6 +31,7 @@ NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
 RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
+TERMS = 8  # of a running sum of float32: of more, all equal, it would round off up to 1e-6
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
@@ -109,10 +110,11 @@ def _sums(a, tau):
     inlined()
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
+    run = 2 * TERMS * width if a.itemsize == 4 else RUN * a.itemsize * width
     nu, s, q = 0, simd.widen(zero), simd.widen(zero)
-    for begin in range(0, a.size, RUN * a.itemsize * width):
+    for begin in range(0, a.size, run):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
-        for i in range(begin, min(begin + RUN * a.itemsize * width, a.size), 2 * width):
+        for i in range(begin, min(begin + run, a.size), 2 * width):
             gap0, gap1 = simd.sub(simd.load(a, i), far), simd.sub(simd.load(a, i + width), far)
             in0, in1 = simd.above(gap0, zero), simd.above(gap1, zero)
             nu += simd.count(in0)

@@ -67,7 +67,7 @@ def settle(
             u[e] = math.nan
         elif inner == L2:
             u[e] = m.group_factor(norm, value)
-        elif (value > 0.0 and not value < norm) or (inner == LINF and status == m.FEASIBLE):
+        elif (value > 0.0 and not value < norm) or status == m.FEASIBLE:
             u[e] = math.inf
         else:
             u[e] = value / unit

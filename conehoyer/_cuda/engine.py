@@ -627,7 +627,9 @@ def report_state(st, kind, p, shift, nonzeros, row):
     """The same of a state that is not stored."""
     row[STATUS] = st.status
     row[THRESHOLD] = math.ldexp(st.anchor + st.offset, -shift)
-    if st.status == m.TIED or st.status == m.FLAT:
+    if st.status == m.NONFINITE:
+        row[THRESHOLD], row[LEVEL] = math.nan, math.nan
+    elif st.status == m.TIED or st.status == m.FLAT:
         row[LEVEL] = p
     elif kind <= m.SIMPLEX:
         row[LEVEL] = math.ldexp(st.s, -shift)

@@ -333,10 +333,13 @@ def report(table, whole, told, row, threshold):
     v = vectors_of(table, whole)
     i = cuda.grid(1)
     if i == 0:
-        row[0, MULTIPLIER] = math.ldexp(st.mu, st.unit)
+        lost = st.status == m.NONFINITE
+        row[0, MULTIPLIER] = math.nan if lost else math.ldexp(st.mu, st.unit)
         row[0, SPARSENESS], row[0, PASSES], row[0, STATUS] = 1.0 - st.mean, st.passes, st.status
     while i < threshold.size:
         threshold[i] = math.ldexp(min(v.tau[i], v.top[i]), int(v.exponent[i]))
+        if st.status == m.NONFINITE:
+            threshold[i] = math.nan
         i += cuda.gridsize(1)
 
 
