@@ -184,7 +184,8 @@ def test_not_finite(bad, to_gpu, to_host):
     np.testing.assert_array_equal(to_host(device), y)
     x, info = ch.project_gsp(device, 0.5, check_finite=False, full_output=True)
     assert np.isnan(to_host(x)).all()
-    assert np.isnan(to_host(info.sparseness))
+    for told in (info.sparseness, info.multiplier, info.threshold):
+        assert np.isnan(to_host(told)).all()
 
 
 def test_empty(to_gpu, to_host):

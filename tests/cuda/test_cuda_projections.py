@@ -316,8 +316,11 @@ def test_not_finite(bad, to_gpu, to_host):
     for project in (ch.project_cai, ch.project_l1_ball, ch.project_simplex):
         with pytest.raises(ValueError, match="finite"):
             project(to_gpu(y), 2.0)
-        x = to_host(project(to_gpu(y), 2.0, check_finite=False))
+        x, info = project(to_gpu(y), 2.0, check_finite=False, full_output=True)
+        x, threshold, level = map(to_host, (x, info.threshold, info.level))
         assert np.isnan(x[1]).all()
+        assert np.isnan([threshold[1], level[1]]).all()
+        assert np.isfinite([threshold[::2], level[::2]]).all()
         np.testing.assert_allclose(x[[0, 2]], project(y[[0, 2]], 2.0), rtol=1e-12)
     device = to_gpu(y)
     with pytest.raises(ValueError, match="finite"):
