@@ -558,7 +558,10 @@ def test_nonfinite_data():
         np.testing.assert_array_equal(x, y)
         with pytest.raises(ValueError, match="finite"):
             project_gsp(list(x), 1.0)
-        assert np.isnan(project_gsp(x, 0.5, check_finite=False)).all()
+        y, info = project_gsp(x, 0.5, check_finite=False, full_output=True)
+        assert np.isnan(y).all()
+        assert np.isnan([info.multiplier, info.sparseness]).all()
+        assert np.isnan(info.threshold).all()
     huge = np.full((2, 5), 1e308)  # the sum is infinite, the data is not
     huge[:, 0] = 1.5e308
     assert ch.gsp_score(project_gsp(huge, 0.99)) == pytest.approx(0.99, abs=1e-12)

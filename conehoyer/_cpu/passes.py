@@ -89,7 +89,7 @@ def own_sums(z, absolute, anchor, offset):
     zero = simd.sub(edge, edge)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
-    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
+    nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, pairs, 2 * RUN * width):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(begin + 2 * RUN * width, pairs), 2 * width):
@@ -101,8 +101,8 @@ def own_sums(z, absolute, anchor, offset):
             nu += simd.count(in1)
             firsts0, seconds0 = add_inside(in0, gap0, firsts0, seconds0)
             firsts1, seconds1 = add_inside(in1, gap1, firsts1, seconds1)
-        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
-        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
+        s = simd.add(s, simd.widen_sum(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen_sum(simd.add(seconds0, seconds1)))
     firsts, seconds = zero, zero
     for i in range(pairs, z.size, width):
         valid = simd.first_lanes(zero, z.size - i)
@@ -111,7 +111,7 @@ def own_sums(z, absolute, anchor, offset):
         inside = simd.both(simd.not_below(gap, edge), valid)
         nu += simd.count(inside)
         firsts, seconds = add_inside(inside, gap, firsts, seconds)
-    s, q = simd.add(s, simd.widen(firsts)), simd.add(q, simd.widen(seconds))
+    s, q = simd.add(s, simd.widen_sum(firsts)), simd.add(q, simd.widen_sum(seconds))
     return float(nu), simd.total(s), simd.total(q)
 
 
@@ -280,7 +280,7 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     length = 2 * RUN * width
-    nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
+    nu, s, q, stored = 0, simd.widen_sum(zero), simd.widen_sum(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
@@ -303,8 +303,8 @@ def _band_blocks(z, absolute, anchor, lo, hi, buffer):
                 inside = simd.either(in0, in1)
                 simd.compress(simd.where(in0, a0, a1), inside, buffer, stored)
                 stored += simd.count(inside)
-        s = simd.add(s, simd.widen(simd.add(s0, s1)))
-        q = simd.add(q, simd.widen(simd.add(q0, q1)))
+        s = simd.add(s, simd.widen_sum(simd.add(s0, s1)))
+        q = simd.add(q, simd.widen_sum(simd.add(q0, q1)))
     return float(nu), simd.total(s), simd.total(q), stored
 
 
@@ -315,7 +315,7 @@ def _table_blocks(z, absolute, anchor, lo, hi, buffer):
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     length = RUN * width
-    nu, s, q, stored = 0, simd.widen(zero), simd.widen(zero), 0
+    nu, s, q, stored = 0, simd.widen_sum(zero), simd.widen_sum(zero), 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
         firsts, seconds = zero, zero
@@ -325,7 +325,7 @@ def _table_blocks(z, absolute, anchor, lo, hi, buffer):
             firsts, seconds = add_inside(high, simd.sub(a, vanchor), firsts, seconds)
             nu += simd.count(high)
             stored += simd.compress_unequal(a, high, simd.not_below(a, vlo), buffer, stored)
-        s, q = simd.add(s, simd.widen(firsts)), simd.add(q, simd.widen(seconds))
+        s, q = simd.add(s, simd.widen_sum(firsts)), simd.add(q, simd.widen_sum(seconds))
     return float(nu), simd.total(s), simd.total(q), stored
 
 
@@ -339,7 +339,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     length = 2 * RUN * width
-    s, q = simd.widen(zero), simd.widen(zero)
+    s, q = simd.widen_sum(zero), simd.widen_sum(zero)
     high, inside, place = marks[0], marks[1], 0
     for begin in range(0, z.size, length):
         part = z[begin : min(begin + length, z.size)]
@@ -364,8 +364,8 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
             simd.store_mask(simd.not_below(a2, vlo), inside, place + 2)
             simd.store_mask(simd.not_below(a3, vlo), inside, place + 3)
             place += 4
-        s = simd.add(s, simd.widen(simd.add(s0, s1)))
-        q = simd.add(q, simd.widen(simd.add(q0, q1)))
+        s = simd.add(s, simd.widen_sum(simd.add(s0, s1)))
+        q = simd.add(q, simd.widen_sum(simd.add(q0, q1)))
     nu, stored = _pick(z, high, inside, marks[2], buffer)
     if absolute:
         for i in range(stored):
@@ -388,7 +388,7 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     vlo, vhi = simd.splat(lo), simd.splat(hi)
     zero = simd.sub(vlo, vlo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    below, stored, all_firsts, all_seconds = 0, 0, simd.widen(zero), simd.widen(zero)
+    below, stored, all_firsts, all_seconds = 0, 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, z.size, LISTED * width):
         part, found = z[begin : min(begin + LISTED * width, z.size)], np.uint64(0)
         for run in range(0, part.size, RUN * width):
@@ -405,8 +405,8 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
                 below += simd.negatives(d1)
                 places[found] = np.uint64(i)
                 found += simd.one_if_within(d0, d1, reach)
-            all_firsts = simd.add(all_firsts, simd.widen(firsts))
-            all_seconds = simd.add(all_seconds, simd.widen(seconds))
+            all_firsts = simd.add(all_firsts, simd.widen_sum(firsts))
+            all_seconds = simd.add(all_seconds, simd.widen_sum(seconds))
         for k in range(found):
             for i in (np.int64(places[k]), np.int64(places[k]) + width):
                 a = simd.without(simd.load(part, i), signs)

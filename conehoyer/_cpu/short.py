@@ -70,7 +70,7 @@ def _fold(z, absolute, to):
     """
     inlined()
     width, zero = simd.lanes(z), simd.splat(z.dtype.type(0.0))
-    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
+    nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, to.size, RUN * z.itemsize * width):
         end = min(begin + RUN * z.itemsize * width, to.size)
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
@@ -90,8 +90,8 @@ def _fold(z, absolute, to):
                 nu += simd.count(simd.not_below(a, zero))
                 firsts0, seconds0 = simd.add(firsts0, a), simd.multiply_add(a, a, seconds0)
                 simd.store(a, to, i)
-        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
-        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
+        s = simd.add(s, simd.widen_sum(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen_sum(simd.add(seconds0, seconds1)))
     return float(nu), simd.total(s), simd.total(q)
 
 
@@ -111,7 +111,7 @@ def _sums(a, tau):
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
     run = 2 * TERMS * width if a.itemsize == 4 else RUN * a.itemsize * width
-    nu, s, q = 0, simd.widen(zero), simd.widen(zero)
+    nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, a.size, run):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(begin + run, a.size), 2 * width):
@@ -121,8 +121,8 @@ def _sums(a, tau):
             nu += simd.count(in1)
             firsts0, seconds0 = passes.add_inside(in0, gap0, firsts0, seconds0)
             firsts1, seconds1 = passes.add_inside(in1, gap1, firsts1, seconds1)
-        s = simd.add(s, simd.widen(simd.add(firsts0, firsts1)))
-        q = simd.add(q, simd.widen(simd.add(seconds0, seconds1)))
+        s = simd.add(s, simd.widen_sum(simd.add(firsts0, firsts1)))
+        q = simd.add(q, simd.widen_sum(simd.add(seconds0, seconds1)))
     return float(nu), simd.total(s), simd.total(q)
 
 

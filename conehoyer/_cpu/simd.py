@@ -979,6 +979,19 @@ def _tree(builder, value, count, join):
 
 
 @intrinsic
+def widen_sum(typingctx, a):
+    """A register of float64 whose lanes have the same sum: of float32, the two halves are added."""
+    wide = _register(types.float64)
+
+    def codegen(context, builder, signature, args):
+        if a.element == types.float64:
+            return args[0]
+        return builder.fpext(builder.fadd(*_split(builder, args[0])), _llvm(wide))
+
+    return wide(a), codegen
+
+
+@intrinsic
 def total(typingctx, a):
     """Sum of the lanes in float64, as a tree: the order of the additions is fixed."""
 
