@@ -53,6 +53,8 @@ def resolve_workers(workers: int | None) -> int:
 def set_workers(workers: int) -> Iterator[None]:
     """Set the default number of threads within a ``with`` block.
 
+    A call without ``with`` sets nothing.
+
     Parameters
     ----------
     workers : int

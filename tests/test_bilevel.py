@@ -547,6 +547,7 @@ def test_errors():
         ({"level": 2.0, "groups": (1.5, 2)}, TypeError, "groups: a block shape"),
         ({"level": 2.0, "groups": np.ones((4, 5))}, TypeError, "groups must be .*float64"),
         ({"level": 2.0, "groups": np.ones((5, 4), int)}, ValueError, "labels must have shape"),
+        ({"level": 2.0, "groups": [2, 1]}, ValueError, r"must be a tuple, got \[2, 1\]"),
         ({"level": 2.0, "groups": -np.ones((4, 5), int)}, ValueError, "labels must be >= 0"),
         ({"level": 2.0, "groups": np.full((4, 5), 10**9)}, ValueError, "numbered from 0"),
         ({"level": 2.0, "out": [1]}, TypeError, "out must be a NumPy array"),
