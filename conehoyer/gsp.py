@@ -30,7 +30,8 @@ class GSPInfo:
         sparse enough.
     threshold : ndarray of float64
         The soft threshold ``μ/(√n − 1)`` of each vector, at most its largest entry, in the
-        vectors' shape; of shape (r,) for a list.  0 for vectors that take no part.
+        vectors' shape; of shape (r,) for a list.  0 for vectors that take no part.  NaN, as
+        `multiplier` and `sparseness`, where a vector holds NaN or infinity.
     sparseness : float
         The mean Hoyer sparseness reached, before rounding to the result's dtype.
     nnz : ndarray of int64

@@ -814,10 +814,7 @@ def _rough_start(kind, p, nu, s, q):
 
 @helper
 def _too_rough(kind, p, z, nu):
-    """Whether the band's float32 sums would spoil a small spread.
-
-    If most entries are equal, their sums are rounded to the same side each time: good to 1e-6.
-    """
+    """Whether the band's float32 sums, see `passes.RUN`, would spoil a small spread."""
     return z.itemsize == 4 and kind >= m.CAI and nu < SPREAD * p
 
 
@@ -1263,7 +1260,7 @@ def kinds_of_rows(dtype):
     return number, flag, types.float64, flag, flag, x, x, table, number, number
 
 
-_take = taker(lambda given: kinds_of_rows(given[5].dtype))
+_to_rows = taker(lambda given: kinds_of_rows(given[5].dtype))
 
 
 @helper
@@ -1271,7 +1268,7 @@ def rows_at(address, kind, absolute, tol, strict, whole, x, out, table, first, l
     """Call what has the parameters of `project_rows`, for arrays like x, at its address."""
     inlined()
     given = kind, absolute, tol, strict, whole, x, out, table, first, last
-    call_at(address, _take(given))
+    call_at(address, _to_rows(given))
 
 
 # --- by several threads ------------------------------------------------------------------------

@@ -31,7 +31,7 @@ NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
 RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
-TERMS = 8  # of a running sum of float32: of more, all equal, it would round off up to 1e-6
+TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no later sums in float64
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
