@@ -85,6 +85,12 @@ def as_array(x, name="x"):
             x = np.asarray(x)
         except ValueError as error:  # lists of different lengths
             raise ValueError(f"{name} is no array: {error}") from None
+        except RuntimeError:
+            if not getattr(x, "requires_grad", False):
+                raise
+            raise RuntimeError(
+                f"{name} requires a gradient, and gets none here: pass {name}.detach()"
+            ) from None
     return x
 
 
@@ -220,6 +226,20 @@ def check_out(out, shape, dtype):
         raise ValueError(f"out must have the result's dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writable, got a read-only array")
+    check_apart(shape, out.strides)
+
+
+def check_apart(shape, strides):
+    """Raise for an `out` whose entries share memory."""
+    if shares_memory(shape, strides):
+        raise ValueError(f"out must have memory for each entry, got strides {strides}")
+
+
+def shares_memory(shape, strides):
+    """Whether entries share memory, as those of an expanded array do."""
+    if 0 not in strides or 0 in shape:
+        return False
+    return any(step == 0 and n > 1 for step, n in zip(strides, shape, strict=True))
 
 
 def writable_as(x, dtype):
@@ -344,13 +364,13 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         return array
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
-    array = as_array(value, name)
-    if array.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers, got {told(value, array)}")
-    array = array.astype(FLOAT64)
+    given = as_array(value, name)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got {told(value, given)}")
+    array = given.astype(FLOAT64)
     good = (array >= low) & (array <= high)
     if not good.all():
-        raise ValueError(f"{name} must be {what}, got {array[~good].flat[0]}")
+        raise ValueError(f"{name} must be {what}, got {given[~good].flat[0]}")
     try:
         array = np.broadcast_to(array, batch)
     except ValueError:
@@ -402,6 +422,8 @@ def choose(value, name, options):
     return value
 
 
-def not_finite() -> ValueError:
+def not_finite(name="x") -> ValueError:
     """The error for NaN or inf in the data."""
-    return ValueError("x must be finite, got NaN or inf; check_finite=False lets them through")
+    return ValueError(
+        f"{name} must be finite, got NaN or inf; check_finite=False lets them through"
+    )

@@ -53,6 +53,10 @@ class BlockSparseLinear(torch.nn.Module):
             raise TypeError(f"weight must be a BlockSparse, got {type(weight).__name__}")
         if bias is not None and not isinstance(bias, torch.Tensor):
             raise TypeError(f"bias must be a tensor, got {type(bias).__name__}")
+        if bias is not None and not bias.is_floating_point():
+            raise TypeError(f"bias must be a real floating tensor, got {bias.dtype}")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias must have shape {weight.shape[:1]}, got {tuple(bias.shape)}")
         self.out_features, self.in_features = weight.shape
         self.matrix = weight
         self._dense: torch.Tensor | None = None
@@ -365,6 +369,10 @@ def sparsify(
     >>> sparsify(model, ["0"], block_shape=(16, 1), keep=0.1)[0].matrix.density
     0.1015625
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not (layers is None or callable(layers) or isinstance(layers, Iterable)):
+        raise TypeError(f"layers must be names of layers or a function, got {layers!r}")
     linear = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)

@@ -190,7 +190,9 @@ class SparseAdamW(torch.optim.Optimizer):
         ------
         ValueError
             If a gradient is not finite, or a mask or a state does not have its parameter's
-            shape; nothing has been changed then.
+            shape; nothing has been changed then.  If a constraint returns another shape.
+        TypeError
+            If a gradient is sparse, or a constraint returns something else than a tensor.
 
         Examples
         --------
@@ -213,7 +215,7 @@ class SparseAdamW(torch.optim.Optimizer):
             options = optim._checked(group)
             names = group.get("param_names", ())
             masks = _masks(group["mask"], group["params"], names)  # it may have been changed
-            for p, kept in zip(group["params"], masks, strict=True):
+            for k, (p, kept) in enumerate(zip(group["params"], masks, strict=True)):
                 place += 1
                 if p.grad is None:
                     continue
@@ -224,16 +226,17 @@ class SparseAdamW(torch.optim.Optimizer):
                 if taken.meets(*_span(grad)):  # a parameter changes before it is read
                     grad = grad.clone()
                 fused = _fused(p)
-                jobs.append((place, p, _memory(grad) if fused else grad, kept, options, fused))
+                label = f"parameter {names[k]!r}" if names else f"parameter {place}"
+                jobs.append((label, p, _memory(grad) if fused else grad, kept, options, fused))
         if self.check_finite:
-            for place, p, grad, _, _, fused in jobs:
+            for label, p, grad, _, _, fused in jobs:
                 if fused:
                     good = optim._gradient_is_bounded(grad, workers)
                 else:
                     good = bool(grad.square().isfinite().all())
                 if not good:
                     raise ValueError(
-                        f"the gradient of parameter {place} of shape {tuple(p.shape)} must be "
+                        f"the gradient of {label} of shape {tuple(p.shape)} must be "
                         "finite, and its squares too; nothing was changed; check_finite=False "
                         "lets it through"
                     )
@@ -282,12 +285,12 @@ class SparseAdamW(torch.optim.Optimizer):
             state["gamma"] = gamma
         if options.constraint is not None and state["step"] % options.constraint_every == 0:
             result = options.constraint(p)
-            real = isinstance(result, torch.Tensor) and not result.is_complex()
-            if not real or result.shape != p.shape:
+            if not isinstance(result, torch.Tensor):
+                raise TypeError(f"constraint must return a tensor, got {type(result).__name__}")
+            if result.is_complex() or result.shape != p.shape:
                 raise ValueError(
-                    f"constraint must return a real tensor of shape {tuple(p.shape)}, got "
-                    f"{tuple(getattr(result, 'shape', ()))} "
-                    f"{getattr(result, 'dtype', type(result).__name__)}"
+                    f"constraint must return a real tensor of shape {tuple(p.shape)}, "
+                    f"got {result.dtype} {tuple(result.shape)}"
                 )
             if result is not p:
                 p.copy_(result)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import MOST, as_array, integer, real, result_dtype
+from ._checks import MOST, as_array, check_apart, integer, real, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._threads import resolve_workers, run_parts, run_split
@@ -61,8 +61,8 @@ def _sides(value, name, least) -> tuple[int, int]:
     return height, width
 
 
-def _block_shape(block_shape) -> tuple[int, int]:
-    return _sides(block_shape, "block_shape", 1)
+def _block_shape(block_shape, name="block_shape") -> tuple[int, int]:
+    return _sides(block_shape, name, 1)
 
 
 def _scale(scale, dtype):
@@ -332,7 +332,13 @@ class BlockPattern:
                 f"q, k and v must have shapes (..., {m}, D), (..., {n}, D) and (..., {n}, E), "
                 f"got {q.shape}, {k.shape} and {v.shape}"
             )
-        batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        try:
+            batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        except ValueError:
+            raise ValueError(
+                "the leading axes of q, k and v must broadcast, "
+                f"got {q.shape}, {k.shape} and {v.shape}"
+            ) from None
         q, k, v = (np.broadcast_to(each, batch + each.shape[-2:]) for each in (q, k, v))
         if scale is None:
             scale = 1.0 / math.sqrt(max(q.shape[-1], 1))
@@ -789,6 +795,7 @@ def _check_out(out, shape, dtype):
         )
     if not out.flags.writeable:
         raise ValueError("out must be writable")
+    check_apart(shape, out.strides)
 
 
 def _threads(workers, work) -> int:
@@ -1174,7 +1181,7 @@ def best_block_shape(
     w = _matrix(w)
     if not np.iterable(shapes):
         raise TypeError(f"shapes must be several block shapes, got {shapes!r}")
-    shapes = [_block_shape(shape) for shape in shapes]
+    shapes = [_block_shape(shape, f"shapes[{i}]") for i, shape in enumerate(shapes)]
     if not shapes:
         raise ValueError("shapes must name at least one block shape")
     n_cols = integer(n_cols, "n_cols", 1)

@@ -291,6 +291,14 @@ def _span(rows):
     return start, start + rows.nbytes
 
 
+def _first_not_finite(group):
+    """Name of the first array that holds NaN or inf."""
+    if len(group.blocks) == 1:
+        return "x"
+    bad = (f"x[{i}]" for i, b in enumerate(group.blocks) if not np.isfinite(b.x).all())
+    return next(bad)
+
+
 # --- the search ----------------------------------------------------------------------
 
 
@@ -359,7 +367,7 @@ def _search(group, sparseness, check_finite):
     group.run_pass(lambda b: kernels.FIRST)
     if not kernels.take_tops(v, part):
         if check_finite:
-            raise _checks.not_finite()
+            raise _checks.not_finite(_first_not_finite(group))
         return kernels.start(v)._replace(status=m.NONFINITE, mean=np.nan, passes=1)
     st = kernels.start(v)
     if not v.beta.any():  # no vector has more than one entry

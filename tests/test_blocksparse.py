@@ -168,6 +168,9 @@ def test_out(block):
         np.testing.assert_array_equal(out, expected)
         assert bs.matmul(np.asfortranarray(x), out=out) is out
         np.testing.assert_array_equal(out, expected)
+    shared = np.lib.stride_tricks.as_strided(np.empty(40), (32, 40), (0, 8))
+    with pytest.raises(ValueError, match="out must have memory for each entry"):
+        bs.matmul(x, out=shared)
     wide = np.full((32, 80), 7.0)
     bs.matmul(x, out=wide[:, ::2])
     np.testing.assert_array_equal(wide[:, ::2], expected)
@@ -443,6 +446,8 @@ def test_prune_says_what_is_wrong():
             prune([[1.0, 1j]], (1, 1), 1, shrink=shrink)
     with pytest.raises(ValueError, match=r"^the sides of block_shape must be <= "):
         compress(w, (10**30, 1))
+    with pytest.raises(TypeError, match=r"^shapes\[1\] must be two integers, got 3"):
+        blocksparse.best_block_shape(w, [(1, 1), 3], 4)
 
 
 def test_best_block_shape():
@@ -625,6 +630,8 @@ def test_attention_checks_also_where_the_batch_is_empty(batch):
             pattern.attention(*given)
     with pytest.raises(ValueError, match="scale must be finite in float64, got nan"):
         pattern.attention(q, k, v, scale=np.nan)
+    with pytest.raises(ValueError, match=r"leading axes of q, k and v must broadcast, got \(5, 4"):
+        pattern.attention(np.ones((5, 4, 3)), np.ones((2, 4, 3)), v)
 
 
 def test_pattern_of_a_projection():

@@ -337,6 +337,24 @@ def test_out_that_cannot_be_written(kind):
         project(kind, make("gaussian", 12), out=out)
 
 
+@every_function
+def test_out_whose_entries_share_memory(kind):
+    out = np.lib.stride_tricks.as_strided(np.full(4, 7.0), (3, 4), (0, 8))
+    with pytest.raises(ValueError, match=r"memory for each entry, got strides \(0, 8\)"):
+        project(kind, make("gaussian", 12).reshape(3, 4), out=out)
+    np.testing.assert_array_equal(out, 7.0)
+    one = np.lib.stride_tricks.as_strided(np.empty(12), (1, 12), (0, 8))  # no entry beside it
+    project(kind, make("gaussian", 12)[None], out=one)
+    none = np.lib.stride_tricks.as_strided(np.empty(0), (3, 0), (0, 0))
+    assert project(kind, np.empty((3, 0)), out=none) is none
+
+
+@pytest.mark.parametrize("bad", [0, np.int64(0), [2, 0]])
+def test_an_integer_out_of_range_is_shown_as_given(bad):
+    with pytest.raises(ValueError, match=r"^nnz must be >= 1, got 0$"):
+        ch.level_for_nnz(np.ones((2, 5)), bad)
+
+
 def test_a_failed_check_leaves_out_alone():
     out = np.full(3, 7.0)
     with pytest.raises(ValueError, match="level"):

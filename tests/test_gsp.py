@@ -597,6 +597,11 @@ def test_errors():
         project_gsp(list(x), 0.5, out=[np.ones(3)])
     with pytest.raises(ValueError, match=r"out\[1\].*dtype"):
         project_gsp(list(x), 0.5, out=[np.ones(3), np.ones(3, np.float32)])
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"^x\[1\] must be finite"):
+            project_gsp([np.ones(3), np.array([1.0, bad, 2.0, 3.0]), np.full(3, bad)], 0.5)
+        with pytest.raises(ValueError, match=r"^x must be finite"):
+            project_gsp(x * bad, 0.5)
     out = np.ones(4)
     with pytest.raises(ValueError, match=r"out\[0\] and out\[1\] must not overlap"):
         project_gsp(list(x), 0.5, out=[out[:3], out[1:]])

@@ -694,6 +694,10 @@ def test_other_errors():
         (lambda: ch.project_cai(w, level=level), "level"),
         (lambda: ch.project_bilevel(w, radius=level), "radius"),
         (lambda: ch.nmf_hals(x, 1, init=(leaf(normal(3, 1)), None)), r"init\[0\]"),
+        (lambda: ch.project_cai(np.ones((3, 4)), level), "level"),
+        (lambda: ch.blocksparse.compress(w, (1, 1)), "w"),
+        (lambda: ch.blocksparse.prune(w, (1, 1), 2), "w"),
+        (lambda: ch.blocksparse.compress(x, (1, 1)) @ leaf(normal(4, 1)), "x"),
     ):
         with pytest.raises(RuntimeError, match=f"^{name} requires a gradient"):
             call()

@@ -181,15 +181,17 @@ def test_constraints():
     give_gradients([masked], 0)
     masks.step()
     assert torch.equal(masked.detach(), kept.float())  # the constraint does not undo the mask
-    optimizer.param_groups[0]["constraint"] = lambda p: None
     give_gradients([w], 5)
-    optimizer.step()
-    with pytest.raises(ValueError, match=r"a real tensor of shape \(.*\), got \(\) NoneType"):
+    for wrong, error, says in (
+        (lambda p: None, TypeError, "a tensor, got NoneType"),
+        (lambda p: p.detach().numpy(), TypeError, "a tensor, got ndarray"),
+        (lambda p: p[0], ValueError, r"a real tensor of shape \(8, 6\), got torch.float64 \(6,\)"),
+        (lambda p: p * 1j, ValueError, r"a real tensor of shape .*, got torch\.complex"),
+    ):
+        optimizer.param_groups[0]["constraint"] = wrong
         optimizer.step()
-    optimizer.param_groups[0]["constraint"] = lambda p: p * 1j
-    optimizer.step()
-    with pytest.raises(ValueError, match=r"a real tensor of shape .* torch\.complex"):
-        optimizer.step()
+        with pytest.raises(error, match=f"constraint must return {says}"):
+            optimizer.step()
 
 
 def test_wrong_options():
@@ -429,6 +431,10 @@ def test_the_error_names_the_parameter():
     q.grad = torch.full((3,), torch.nan)
     with pytest.raises(ValueError, match="the gradient of parameter 1 of shape"):
         chtorch.SparseAdamW([p, q]).step()
+    for groups in ([("first", p), ("second", q)], [{"params": [("a", p)]},
+                                                   {"params": [("second", q)]}]):  # fmt: skip
+        with pytest.raises(ValueError, match="the gradient of parameter 'second' of shape"):
+            chtorch.SparseAdamW(groups).step()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -834,6 +840,14 @@ def test_nothing_is_replaced_where_one_layer_is_wrong():
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
+def test_what_is_no_model():
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got int"):
+        chtorch.sparsify(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    with pytest.raises(TypeError, match="layers must be names of layers or a function, got 3"):
+        chtorch.sparsify(model, 3)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own
 def test_what_is_no_dense_tensor():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
@@ -845,8 +859,14 @@ def test_what_is_no_dense_tensor():
         got = type(bad).__name__
         with pytest.raises(TypeError, match=f"weight must be a BlockSparse, got {got}"):
             chtorch.BlockSparseLinear(bad)
-    with pytest.raises(TypeError, match="bias must be a tensor, got ndarray"):
-        chtorch.BlockSparseLinear(layer.matrix, np.ones(4))
+    for bias, error, says in (
+        (np.ones(4), TypeError, "bias must be a tensor, got ndarray"),
+        (torch.arange(4), TypeError, "bias must be a real floating tensor, got torch.int64"),
+        (torch.ones(3), ValueError, r"bias must have shape \(4,\), got \(3,\)"),
+        (torch.ones(4, 1), ValueError, r"bias must have shape \(4,\), got \(4, 1\)"),
+    ):
+        with pytest.raises(error, match=says):
+            chtorch.BlockSparseLinear(layer.matrix, bias)
     for transform in (torch.func.vmap, torch.func.jacrev, torch.func.jacfwd):
         with pytest.raises(NotImplementedError, match="x must be a plain tensor"):
             transform(layer)(x)

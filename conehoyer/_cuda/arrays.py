@@ -172,7 +172,7 @@ def target(home, x, axis, dtype, work, rows, out, overwrite_x) -> tuple[Any, Dev
     """
     shape, size = tuple(x.shape), np.dtype(work).itemsize
     if out is None and overwrite_x and home.dtype(x) == dtype:
-        out = x
+        out = None if _checks.shares_memory(shape, home.interface(x)["strides"] or ()) else x
     if out is None:
         out = home.empty(shape, dtype)
     else:
@@ -217,6 +217,7 @@ def check_out(home, out, shape, dtype):
         raise ValueError(f"out must have the result's shape {shape}, got {tuple(out.shape)}")
     if home.dtype(out) != dtype:
         raise ValueError(f"out must have the result's dtype {dtype}, got {home.dtype(out)}")
+    _checks.check_apart(shape, home.interface(out)["strides"] or ())
 
 
 def deliver(home, goal: DeviceTarget, axis, dtype):

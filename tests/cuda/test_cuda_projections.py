@@ -276,6 +276,20 @@ def test_out_and_in_place(to_gpu, to_host):
     np.testing.assert_allclose(to_host(device), ch.project_cai(y, 4.0, axis=0), rtol=1e-13)
 
 
+def test_entries_that_share_memory(to_gpu, to_host):
+    from conehoyer._cuda.device import home_of
+
+    y = np.random.default_rng(4).standard_normal(20)
+    device = to_gpu(y)
+    home = home_of(device)
+    expanded = home.adopt(home.view(device, [3, 20], [0, 8]))
+    with pytest.raises(ValueError, match=r"memory for each entry, got strides \(0, 8\)"):
+        ch.project_cai(to_gpu(np.ones((3, 20))), 4.0, out=expanded)
+    x = ch.project_cai(expanded, 4.0, overwrite_x=True)  # there is no place to overwrite
+    np.testing.assert_allclose(to_host(x), [ch.project_cai(y, 4.0)] * 3, rtol=1e-13)
+    np.testing.assert_array_equal(to_host(device), y)
+
+
 def test_out_that_overlaps(to_gpu, to_host):
     y = np.random.default_rng(4).standard_normal((3, 20))
     device = to_gpu(y)
