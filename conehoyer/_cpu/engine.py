@@ -955,6 +955,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         sample = buffer[: 128 * RUN]
         take_sample(z, absolute, sample)
         inside = _count_between(sample, lo, hi) / sample.size
+        if inside == 0.0:  # the step ends it, most likely; a band leaves an anchor that is near
+            return _plain_job(st, l2, job.samples)
         if inside < KEPT:
             start = _move(st, np.float64(z.dtype.type(0.5 * (lo + hi))), 0.0, True)
             return _band_job(start, lo, hi, _rare(z, inside), False, l2, job.samples, False)
