@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import pairwise
 from queue import SimpleQueue
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
+_HELD = 4  # `waiting.HELD`
 NOBODY = np.zeros((0, 16), np.int64)  # desks of no threads
 _lock = threading.Lock()
 _team: tuple[SimpleQueue, np.ndarray, Any] | None = None  # see `_start`
 _posted = np.zeros(1, np.int64)  # how many times parts were handed out
+RECENT = 3_000_000  # ns, for `asked_again`: such a call, and as long as threads stay awake
+_asked = -RECENT
 
 
 def _available() -> int:
@@ -154,6 +158,28 @@ def team(workers: int) -> np.ndarray:
             jobs.put((_come, (), SimpleQueue(), np.zeros(1, np.int64), 0))
         waiting.until_ready(desks, wanted)
     return desks
+
+
+@contextlib.contextmanager
+def held_team(workers: int) -> Iterator[np.ndarray]:
+    """The same, who stay until the block ends, however long one thread has to do between parts."""
+    desks = team(workers)
+    held = desks[:, _HELD]
+    held += 1
+    try:
+        yield desks
+    finally:
+        held -= 1
+
+
+def asked_again() -> bool:
+    """Whether this was asked a moment ago: then there may be many calls, and others stay awake.
+
+    To wake them up takes as long as they would save a single call of a few hundred µs.
+    """
+    global _asked
+    before, _asked = _asked, perf_counter_ns()
+    return _asked - before < RECENT
 
 
 def _come() -> None:

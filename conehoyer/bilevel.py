@@ -261,7 +261,7 @@ def _bilevel(
         workers = 1
     left = range(len(matrices))
     real = _groups.dtype_of_norms(matrices, parts, inner)
-    many = workers > 1 and parts.number * real.itemsize >= projections.SHARED_FROM
+    many = workers > 1 and parts.number * real.itemsize >= projections.WOKEN_FROM
     at_once = inner != kernels.L1 and not many
     desks = team(workers) if at_once else _threads.NOBODY
     if at_once and (workers == 1 or len(desks)):
@@ -297,8 +297,8 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     u = np.empty_like(norms)
     info[STATUS] = m.GO
     args = kind, True, slack, True, True, norms[None], u[None], info[None]
-    if workers > 1 and norms.nbytes >= projections.SHARED_FROM:
-        projections.project_long(*args, 0, workers)
+    if workers > 1 and norms.nbytes >= projections.WOKEN_FROM:
+        projections.project_long(*args, workers)
     else:
         projections.project_rows(*args, 1)
     if info[STATUS] == m.NONFINITE:

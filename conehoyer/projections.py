@@ -12,9 +12,10 @@ from ._cpu.arrays import LOG, NORM, REACHED, REST, STATUS, THRESHOLD, WANTED
 from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
-from ._threads import resolve_workers, run_split
+from ._threads import asked_again, held_team, resolve_workers, run_split
 
-SHARED_FROM = 1 << 23  # bytes of a slice below which one thread is faster than several
+SHARED_FROM = 1 << 21  # bytes of a slice below which one thread is faster than several
+WOKEN_FROM = 1 << 23  # the same where the others have to be woken up first
 _MOST = np.finfo(float).max
 _level_of_sparseness = lru_cache(m.level_of_sparseness)  # in Python it takes half of a short call
 
@@ -562,7 +563,8 @@ def _project(
             out, overwrite_x, check_finite, full_output,
         )  # fmt: skip
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
-    if cubes is not None and not _worth_sharing(cubes[0].size // s.length, cubes[0], workers):
+    shared = run is None and workers > 1 and _are_shared(s, workers)
+    if cubes is not None and not shared:
         return _project_across(
             s, cubes, kind, absolute, levels, rests, norms, workers, check_finite, full_output
         )
@@ -575,14 +577,12 @@ def _project(
         if not passes.all_finite(z.reshape(-1)):
             raise _checks.not_finite()  # before any row is overwritten
     table = _table(count, levels, rests, norms, full_output)
-    shared = run is None and _worth_sharing(count, z, workers)
     if not shared:
         more = 0 if run is None else 3  # the other methods are much more work
         workers = min(workers, count) if z.nbytes >= _threads.DEALT_FROM >> more else 1
     tol, whole = s.slack, not goal.in_place
     if shared:
-        for r in range(count):
-            project_long(kind, absolute, tol, check_finite, whole, z, goal.rows, table, r, workers)
+        project_long(kind, absolute, tol, check_finite, whole, z, goal.rows, table, workers)
     elif run is None:
         project_rows(kind, absolute, tol, check_finite, whole, z, goal.rows, table, workers)
     else:
@@ -593,11 +593,12 @@ def _project(
     return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
-def _worth_sharing(count, z, workers):
-    """Whether there are fewer slices than workers, and long ones."""
-    if workers <= count:
+def _are_shared(s, workers):
+    """Whether each slice is shared by the threads: fewer slices than workers, and long ones."""
+    size = s.length * s.work.itemsize
+    if size < SHARED_FROM or short.suits(s.length, s.work.itemsize):
         return False
-    return z.nbytes >= count * SHARED_FROM and not short.suits(z.size // count, z.itemsize)
+    return workers > math.prod(s.batch) and (size >= WOKEN_FROM or asked_again())
 
 
 def _table(count, levels, rests, norms, full_output):
@@ -657,27 +658,14 @@ def _project_across(
     return (result, _info(s, None, result, table)) if full_output else result
 
 
-def project_long(kind, absolute, tol, strict, whole, x, out, table, r, workers):
-    """One long slice by several threads: the steps of `engine.project_rows`, split."""
-    z, target = x[r], out[r]
-    norm, level, rest, log = table[r, NORM], table[r, WANTED], table[r, REST], table[r, LOG:]
-    buffer = target if whole else np.empty_like(z)
-    part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, whole)
-    held = np.empty(engine.room_to_hold(z.size), z.dtype)
-    chunks = len(part)
-    job = engine.prepare(kind, absolute, level, norm, z, buffer, part)
-    while job.action != engine.WRITE:
-        task = partial(engine.run_pass, job, absolute, z, buffer, held, part, few)
-        run_split(task, chunks, workers)
-        job = engine.proceed(job, kind, absolute, level, tol, z, buffer, held, part, few, log)
-    if kind == m.HOYER:
-        job = engine.settled(job, absolute, level, rest, z, False)
-    if job.state.status in (m.NONFINITE, m.RESCALE):
-        engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, r, r + 1)
-        return
-    task = partial(engine.write, job, kind, absolute, level, rest, z, target, part, few)
-    run_split(task, chunks, workers)
-    engine.report(job.state, kind, level, table[r])
+def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
+    """A few long slices, each by several threads."""
+    with held_team(workers) as desks:
+        engine.project_shared(
+            engine.places(x.dtype), kind, absolute, tol, whole, x, out, table, workers, desks
+        )
+    if (table[:, STATUS] == m.GO).any():
+        engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 
 
 def _complain(status, check_finite):

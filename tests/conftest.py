@@ -52,6 +52,7 @@ def every_array_is_large(monkeypatch):
         (gsp, "_PARALLEL_FROM"),
         (optim, "_PARALLEL_FROM"),
         (projections, "SHARED_FROM"),
+        (projections, "WOKEN_FROM"),
         (scores, "_PARALLEL_FROM"),
     ):
         assert getattr(module, name) > 0

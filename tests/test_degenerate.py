@@ -482,7 +482,7 @@ def test_masks_that_a_sample_has_not_seen(seed):
     job = entry(engine._sums_job)(m.start(m.SIMPLEX), 0.0, engine.MOST_SAMPLES)
     while job.action != engine.WRITE:
         engine.run_pass(job, False, y, out, held, part, few, 0, len(part))
-        job = engine.proceed(
+        job = entry(engine._proceed)(
             job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0)
         )
     assert job.state.status == m.SOFT

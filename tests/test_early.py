@@ -14,6 +14,7 @@ from conehoyer._jit import entry
 estimate, take_sample = entry(engine._estimate), entry(engine.take_sample)
 search_band = entry(engine._search_band)
 collect_few, write_few = entry(passes.collect_few), entry(passes.write_few)
+prepare, proceed = entry(engine._prepare), entry(engine._proceed)
 write_soft, head = entry(passes.write_soft), entry(engine.head)
 DTYPES = [np.float32, np.float64]
 
@@ -63,13 +64,11 @@ def jobs(kind, absolute, p, z, out):
     """The jobs that one slice takes."""
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, True)
     held = np.empty(engine.room_to_hold(z.size), z.dtype)
-    told = [engine.prepare(kind, absolute, p, -1.0, z, out, part)]
+    told = [prepare(kind, absolute, p, -1.0, z, out, part)]
     while told[-1].action != engine.WRITE:
         job = told[-1]
         engine.run_pass(job, absolute, z, out, held, part, few, 0, len(part))
-        told.append(
-            engine.proceed(job, kind, absolute, p, 1e-12, z, out, held, part, few, np.empty(0))
-        )
+        told.append(proceed(job, kind, absolute, p, 1e-12, z, out, held, part, few, np.empty(0)))
     return told
 
 

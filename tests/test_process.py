@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import conehoyer
+from conehoyer import _threads, projections
 from conehoyer._cpu import engine, short, waiting
 from conehoyer._jit import entry
 from conehoyer._threads import run_split
@@ -219,6 +220,31 @@ def test_parts_handed_out_to_threads_awake_or_asleep():
     assert sorted(total) == sorted(600 * [0, 1, 2])
 
 
+def test_threads_are_not_woken_up_for_a_single_call(monkeypatch):
+    """For what takes some hundred µs: of calls that follow one another all but the first."""
+    now, shared = [10**12], []
+    project = projections.project_long
+    monkeypatch.setattr(_threads, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(projections, "project_long", lambda *a: shared.append(0) or project(*a))
+
+    def count(x, wait, workers=2):
+        now[0] += wait
+        shared.clear()
+        result = conehoyer.project_cai(x, 900.0, workers=workers)
+        np.testing.assert_array_equal(result, conehoyer.project_cai(x, 900.0))
+        return len(shared)
+
+    rng = np.random.default_rng(0)
+    least, most = projections.SHARED_FROM // 8, projections.WOKEN_FROM // 8
+    x = rng.standard_normal(least)
+    waits = (10**9, 10**6, 10**5, 10**7, 10**6)
+    assert [count(x, wait) for wait in waits] == [0, 1, 1, 0, 1]
+    assert count(x, 0, workers=1) == count(x[:-1], 0) == 0
+    x = rng.standard_normal(most)
+    assert count(x, 10**9) == 1
+    assert count(x[:-1], 10**9) == 0
+
+
 def test_threads_without_work_sleep():
     run_split(lambda first, last: None, 2, 2)
     time.sleep(0.1)
@@ -360,6 +386,22 @@ assert not waiting.hand_out(fill, (names, values), parts, desks)
 
 assert _threads.team(1) is _threads.NOBODY
 until_all_came(lambda: parts_of(20, 2, _threads.team(2)) == [0, 10])  # asleep or awake
+
+def stays():  # held, many times as long as a thread stays awake
+    with _threads.held_team(2) as own:
+        if own[0, waiting.STATE] != waiting.READY:
+            return False
+        time.sleep(40e-9 * waiting.AWAKE)
+        assert own[0, waiting.STATE] == waiting.READY
+        assert parts_of(20, 2, own) == [0, 10]
+        with _threads.held_team(2):  # by two calls
+            pass
+        time.sleep(5e-9 * waiting.AWAKE)
+        assert own[0, waiting.STATE] == waiting.READY
+    return True
+
+until_all_came(stays)
+until_all_came(lambda: not _threads._team[1][:, waiting.STATE].any())  # and goes
 
 # The library's own threads, from four threads of the caller at once.
 met = []

@@ -20,15 +20,17 @@ passes.
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numba import from_dtype, typeof
 from numba.core import types
 
 from .. import _math as m
-from .._jit import entry, helper, inlined, kernel
+from .._jit import helper, inlined, kernel
 from . import passes, simd
-from .apart import call_at, taker
+from .apart import address_of, call_at, taker
 from .arrays import (
     LOG,
     NO,
@@ -43,6 +45,7 @@ from .arrays import (
     keep,
     uncounted,
 )
+from .waiting import split_at
 
 CHUNK = 16384
 HEADS = 1 << 16  # entries that the heads of the chunks have in all, about
@@ -1280,6 +1283,8 @@ def rows_at(address, kind, absolute, tol, strict, whole, x, out, table, first, l
 def run_pass(job, absolute, z, buffer, held, part, few, first, last):
     """What a thread does of a pass."""
     marks = marks_of(z.size)
+    z, buffer, held = uncounted(z), uncounted(buffer), uncounted(held)
+    part, few = uncounted(part), uncounted(few)
     _run_pass(job, absolute, z, buffer, held, part, uncounted(marks), few, first, last)
     keep(marks)
 
@@ -1293,5 +1298,62 @@ def write(job, kind, absolute, p, rest, z, out, part, few, first, last):
         simd.drain()
 
 
-# The other steps of one slice, for threads that share it.
-prepare, proceed, settled, report = map(entry, (_prepare, _proceed, _settled, report_on))
+def _kinds(dtype):
+    """The types of a job, of flags, numbers and integers, and of arrays as in `project_rows`."""
+    job = typeof(Job(0, m.start(m.CAI), 0.0, 0.0, False, False, 0.0, 0, False, NOTHING, -1))
+    x, few = types.Array(dtype, 1, "C"), types.Array(types.uint64, 2, "C")
+    part = types.Array(types.float64, 2, "C")
+    return job, types.boolean, types.float64, types.int64, x, part, few
+
+
+def _kinds_of_pass(dtype):
+    job, flag, _, number, x, part, few = _kinds(dtype)
+    return job, flag, x, x, x, part, few, number, number
+
+
+def _kinds_of_write(dtype):
+    job, flag, real, number, x, part, few = _kinds(dtype)
+    return job, number, flag, real, real, x, x, part, few, number, number
+
+
+_to_pass = taker(lambda given: _kinds_of_pass(given[2].dtype))
+_to_write = taker(lambda given: _kinds_of_write(given[5].dtype))
+
+
+@cache
+def places(dtype):
+    """Where `run_pass` and `write` for arrays of this dtype lie."""
+    dtype = from_dtype(dtype)
+    passes_, writes = _kinds_of_pass(dtype), _kinds_of_write(dtype)
+    return address_of(run_pass, passes_), address_of(write, writes)
+
+
+@kernel
+def project_shared(places, kind, absolute, tol, whole, x, out, table, workers, desks):
+    """Project long rows of x into out, each by several threads.
+
+    As `project_rows`, but for rows that need another unit or are not finite: their status stays GO.
+    For `places` see there, for the workers and their desks `waiting.split_at`.
+    """
+    n = x.shape[1]
+    own_part, own_few = room_for_chunks(n), room_for_few(n, whole)
+    own_held, own_aside = np.empty(room_to_hold(n), x.dtype), np.empty(0 if whole else n, x.dtype)
+    part, few, held = uncounted(own_part), uncounted(own_few), uncounted(own_held)
+    x, out, table, aside = uncounted(x), uncounted(out), uncounted(table), uncounted(own_aside)
+    chunks = len(part)
+    for r in range(len(x)):
+        z, target, report = x[r], out[r], table[r, :LOG]
+        p, l2, rest = report[WANTED], report[NORM], report[REST]
+        buffer = target if whole else aside
+        job = _prepare(kind, absolute, p, l2, z, buffer, part)
+        while job.action != WRITE:
+            given = job, absolute, z, buffer, held, part, few
+            split_at(places[0], _to_pass(given), chunks, workers, desks)
+            job = _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, table[r, LOG:])
+        if kind == m.HOYER:
+            job = _settled(job, absolute, p, rest, z, False)
+        if job.state.status != m.NONFINITE and job.state.status != m.RESCALE:
+            ready = job, kind, absolute, p, rest, z, target, part, few
+            split_at(places[1], _to_write(ready), chunks, workers, desks)
+            report_on(job.state, kind, p, report)
+    keep((own_part, own_few, own_held, own_aside))

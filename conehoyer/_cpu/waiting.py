@@ -34,8 +34,8 @@ LOOKS = 32  # between two looks at the clock
 NAP = 50  # µs between two looks, where a part takes long
 
 # The desk of a thread has its state, and where to find what to do: the function that does it, what
-# that is given, and the row of the part.
-STATE, CALL, GIVEN, ROW, DESK = 0, 1, 2, 3, 16  # a desk has no line of the cache with another
+# that is given, and the row of the part.  And how many calls hold the thread.
+STATE, CALL, GIVEN, ROW, HELD, DESK = 0, 1, 2, 3, 4, 16  # no line of the cache with another's
 AWAY, READY, TAKEN, POSTED = range(4)
 # The row of a part: whether it is done, at which desk, and the part.
 DONE, PLACE, PART = range(3)
@@ -194,7 +194,9 @@ def rest(marks, place, posted, seen, lead, desk):
             looks += 1
         now = _clock()
         if called or now - start >= AWAKE or now - last > LONG:
-            if _now(desk, STATE) == AWAY or _exchange(desk, STATE, READY, AWAY):
+            if not called and _now(desk, HELD) > 0:
+                _nap()
+            elif _now(desk, STATE) == AWAY or _exchange(desk, STATE, READY, AWAY):
                 break
         last = now
     if called:
