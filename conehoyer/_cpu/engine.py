@@ -937,6 +937,8 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
+        elif st.anchor != job.state.anchor:  # `advance` wants the sums from there, to end it
+            return _sums_job(st, l2, job.samples)
         elif kind >= m.CAI and _anchor_too_far(p, known):
             return _sums_job(st, l2, job.samples)
         else:  # only the band pinned it
@@ -958,8 +960,6 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         sample = buffer[: 128 * RUN]
         take_sample(z, absolute, sample)
         inside = _count_between(sample, lo, hi) / sample.size
-        if inside == 0.0:  # the step ends it, most likely; a band leaves an anchor that is near
-            return _plain_job(st, l2, job.samples)
         if inside < KEPT:
             start = _move(st, np.float64(z.dtype.type(0.5 * (lo + hi))), 0.0, True)
             return _band_job(start, lo, hi, _rare(z, inside), False, l2, job.samples, False)
