@@ -145,10 +145,15 @@ def rows(s: Slices) -> np.ndarray:
     elif s.axis is None:
         array = array.reshape(1, -1)
     else:
-        array = np.moveaxis(array, s.axis, -1).reshape(math.prod(s.batch), s.length)
+        array = _last(array, s.axis).reshape(math.prod(s.batch), s.length)
     if array.dtype is not s.work or not array.flags.carray:
         array = borrowed(np.ascontiguousarray(array, dtype=s.work))
     return array
+
+
+def _last(array, axis):
+    """The array with this axis last; where it is that, NumPy takes some µs to find out."""
+    return array if axis == array.ndim - 1 else np.moveaxis(array, axis, -1)
 
 
 def borrowed(array) -> np.ndarray:
@@ -203,7 +208,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     check_out(out, shape, s.dtype)
     view = None
     if out.dtype == s.work and out.dtype.isnative:
-        moved = out if s.axis is None or out.ndim == 1 else np.moveaxis(out, s.axis, -1)
+        moved = out if s.axis is None else _last(out, s.axis)
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
     if view is None:
@@ -263,7 +268,7 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
         elif s.axis is None:
             goal.array[...] = goal.rows.reshape(s.array.shape)
         else:
-            moved = np.moveaxis(goal.array, s.axis, -1)
+            moved = _last(goal.array, s.axis)
             moved[...] = goal.rows.reshape(moved.shape)
     return goal.array
 
@@ -371,12 +376,13 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
     good = (array >= low) & (array <= high)
     if not good.all():
         raise ValueError(f"{name} must be {what}, got {given[~good].flat[0]}")
-    try:
-        array = np.broadcast_to(array, batch)
-    except ValueError:
-        raise ValueError(
-            f"{name} must broadcast to the slices' shape {batch}, got shape {np.shape(value)}"
-        ) from None
+    if array.shape != batch:  # it takes a while
+        try:
+            array = np.broadcast_to(array, batch)
+        except ValueError:
+            raise ValueError(
+                f"{name} must broadcast to the slices' shape {batch}, got shape {np.shape(value)}"
+            ) from None
     return np.ascontiguousarray(array).reshape(count)
 
 

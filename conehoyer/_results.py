@@ -42,9 +42,9 @@ class ProjectionInfo:
     ----------
     threshold : float or ndarray of float64
         The soft threshold τ: entries with ``|x| <= threshold`` are zero in the result.
-        0 where the input was feasible; the largest entry where entries tie at the top, some
-        of which stay then; ``-inf`` where the result is a constant vector; NaN where `x`
-        holds NaN or infinity.
+        0 where the input was feasible; the largest entry at level 1 and where entries tie at the
+        top, one or some of which stay then; ``-inf`` where Hoyer's projection is a constant
+        vector; NaN where `x` holds NaN or infinity.
     level : float or ndarray of float64
         Value of the constraint reached: the Hoyer score (CAI, Hoyer), or the l1 norm
         (ball, simplex).  NaN where `x` holds NaN or infinity.

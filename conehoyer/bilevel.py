@@ -551,10 +551,10 @@ def level_for_groups(
     Raises
     ------
     ValueError
-        If `n_groups` is below 1 or does not broadcast, or x is not finite; `groups` and
-        `inner` as for `project_bilevel`.
+        If `n_groups` is below 1 or does not broadcast, or x is not finite or has fewer than
+        two dimensions; `groups` and `inner` as for `project_bilevel`.
     TypeError
-        If `n_groups` is no integer or lies on a GPU.
+        If `n_groups` is no integer or lies on a GPU, or x is complex, masked or sparse.
 
     See Also
     --------

@@ -1060,7 +1060,9 @@ def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np
     Raises
     ------
     ValueError
-        If keep is out of range.
+        If keep is out of range, w is not finite, or an argument has the wrong shape.
+    TypeError
+        If keep is no number, w is not real, or block_shape is not two integers.
 
     See Also
     --------
@@ -1164,7 +1166,9 @@ def best_block_shape(
     Raises
     ------
     ValueError
-        If there are no shapes, or n_cols is not positive.
+        If there are no shapes, n_cols is not positive, or w is not a matrix.
+    TypeError
+        If shapes are not pairs of integers, n_cols is no integer, or w is not real.
 
     See Also
     --------

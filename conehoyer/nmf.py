@@ -166,11 +166,12 @@ def nmf_hals(
         `check_finite` is true; if `rank`, `max_iter`, `tol`, `alpha`, `epsilon` or a
         level is out of range; if `init` is an unknown name, or its factors have the
         wrong shape, a negative or a non-finite entry; if ``update_h=False`` comes
-        without H.
+        without H or with `level_h`; if `rng` or `workers` is out of range.
     TypeError
         If `x`, W0 or H0 is complex, of another non-real dtype, or masked, or `init` is
         neither a name nor a pair; if `x` is a sparse container on a GPU, or W0 or H0
-        lies on another GPU than `x`, or on one while `x` does not.
+        lies on another GPU than `x`, or on one while `x` does not; if another argument has
+        the wrong type.
 
     Warns
     -----
@@ -191,7 +192,7 @@ def nmf_hals(
     minimise in, and it replaces the column within the sweep.  W0 and H0 are projected
     first.
 
-    An iteration costs 4·nnz·rank operations for the products and
+    An iteration costs ``4·nnz·rank + 2·(m + n)·rank²`` operations for the products and
     ``2·(m + n)·rank²`` for each sweep.  The sweeps stop block by block (64 rows of W or
     columns of H); with levels, for the whole factor.
 
@@ -214,7 +215,7 @@ def nmf_hals(
     ``1e-3·‖X‖``, and below, where that loses its digits, from the residual in row
     blocks (for sparse data too, a few times in a run).  So small errors are right to
     about ``eps·‖X‖``.  `error_history` takes this into account backwards; what a callback
-    sees is good to 1e-8 relative.
+    sees is good to 1e-8 relative in float64, in float32 to about 1e-5 of ``‖X‖``.
 
     Components whose column and row are of very different sizes are balanced by powers of two, and
     so are those of which a side would over- or underflow in the result.  A given H that stays as

@@ -47,7 +47,7 @@ class SparseAdamW:
     betas : tuple of two floats, default (0.9, 0.999)
         Decay of the running means of the gradient and of its square, each in [0, 1).
     eps : float, default 1e-8
-        Added to the root of the mean square; positive.
+        Added to the root of the mean square; at least 2⁻¹²⁶, the smallest normal float32.
     weight_decay : float, default 1e-2
         Weights are multiplied by ``1 − lr·weight_decay`` in each step.
     l1 : float, default 0.0
@@ -61,7 +61,7 @@ class SparseAdamW:
         Until then, and with None, γ_B = 1; a number greater than the steps to come keeps the
         weights that there are.
     reweight_eps : float, default 1e-3
-        Positive; a zero block gets the weight 1/reweight_eps.
+        At least 2⁻¹²⁶; a zero block gets the weight 1/reweight_eps.
     mask : list or dict of ndarray of bool or None, optional
         One for each parameter, of its shape.  Where it is False, weights and moments are
         zero: they are set to zero here, and again in each step.
@@ -102,8 +102,9 @@ class SparseAdamW:
     -----
     The step after AdamW is the minimiser of ``lr·l1·Σ_B γ_B·‖w_B‖ + ½‖w − a‖²``.  The
     threshold is ``lr·l1·γ_B`` for every block, whatever AdamW's scaling of the gradient:
-    an entry moves by up to about lr in a step, so with blocks of one entry an ``l1·γ`` near
-    1 holds all zeros, and with r × c entries one near √(r·c).  A zero block returns when
+    an entry moves by up to about lr in a step (after a long time without any gradient by up to
+    ``lr·(1 − β₁)/√(1 − β₂)``), so with blocks of one entry an ``l1·γ`` near
+    1 holds nearly all zeros, and with r × c entries one near √(r·c).  A zero block returns when
     AdamW moves it by more than its threshold.
 
     A step is three parts: a pass over the gradients that looks for NaN and inf; one pass

@@ -86,11 +86,12 @@ def project_cai(
     Raises
     ------
     ValueError
-        If `level` is below 1 or does not broadcast, `method` is unknown, `out` has the wrong
-        shape or dtype or is read-only, or `x` holds NaN or inf and `check_finite`
-        is true.
+        If `level` is below 1 or does not broadcast, `workers` is out of range, `method` is
+        unknown, `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf
+        and `check_finite` is true.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or an
+        argument has the wrong type.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -224,11 +225,13 @@ def project_hoyer(
     Raises
     ------
     ValueError
-        If the norms are negative, missing or impossible, `sparseness` is outside
-        [0, 1], `method` is unknown, `out` has the wrong shape or dtype or is read-only,
-        or `x` holds NaN or inf and `check_finite` is true.
+        If the norms are negative, infinite, missing or impossible, `sparseness` is outside
+        [0, 1], one of them does not broadcast, `workers` is out of range, `method` is
+        unknown, `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf
+        and `check_finite` is true.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or an
+        argument has the wrong type.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -386,11 +389,12 @@ def project_l1_ball(
     Raises
     ------
     ValueError
-        If `radius` is negative or does not broadcast, `method` is unknown, `out` has the wrong
-        shape or dtype or is read-only, or `x` holds NaN or inf and `check_finite`
-        is true.
+        If `radius` is negative or does not broadcast, `workers` is out of range, `method` is
+        unknown, `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf
+        and `check_finite` is true.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or an
+        argument has the wrong type.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -485,11 +489,13 @@ def project_simplex(
     Raises
     ------
     ValueError
-        If `total` is negative, infinite or does not broadcast, `method` is unknown,
+        If `total` is negative, infinite or does not broadcast, `workers` is out of range,
+        `method` is unknown,
         `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf and
         `check_finite` is true.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or an
+        argument has the wrong type.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 

@@ -71,6 +71,8 @@ def cai_score(
 
     Raises
     ------
+    ValueError
+        If `x` is no array: lists of different lengths.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -124,6 +126,8 @@ def hoyer_score(
 
     Raises
     ------
+    ValueError
+        If `x` is no array: lists of different lengths.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError
@@ -177,6 +181,8 @@ def hoyer_sparseness(
 
     Raises
     ------
+    ValueError
+        If `x` is no array: lists of different lengths.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container.
     numpy.exceptions.AxisError

@@ -23,8 +23,8 @@ without negative entries.
 # Let θ be the angle between x ≥ 0 and the diagonal (1, 1, 1). Then H(x) = 3 cos²θ: the vectors
 # of one score form a circular cone around the diagonal, or the part of it that lies in the
 # octant. The sparse vectors, H(x) ≤ l, are those *outside* of the circular cone, towards the
-# three axes. They form a cone too, as H(2x) = H(x), but not a convex one: halfway between two
-# vectors with a single nonzero entry lies one with two.
+# three axes. They form a cone too, as H(2x) = H(x), but not a convex one: the three vectors with
+# a single nonzero entry are in it, their mean is on the diagonal.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,8 +34,8 @@ from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
 import conehoyer
 
-one, other = np.array([2.0, 0.0, 0.0]), np.array([0.0, 2.0, 0.0])
-for point in (one, other, (one + other) / 2):
+corners = 3.0 * np.eye(3)
+for point in (*corners, corners.mean(axis=0)):
     print(f"H({point}) = {conehoyer.hoyer_score(point):g}")
 
 # %%

@@ -25,7 +25,7 @@ tables and the verdict and writes a figure: ``plot_paper_scores.py --output scor
 # and the *sparse* side, where a projection has to go. A set is not convex if it
 # holds two points but not the point midway. The code draws pairs at random and looks for
 # such a case. One is a proof; none in many thousand pairs is only a hint, and the proof
-# is on :ref:`theory-cai-cone`.
+# is on :ref:`theory-cai-paper`.
 
 import argparse
 import sys
@@ -106,8 +106,8 @@ for (score, side, region), (margin, shape, draw) in SETS.items():
 # %%
 # The dense side of the CAI is convex, as the paper says: one half of a circular cone, whose
 # angle to the diagonal is at most arccos √(level/n). But the projection goes to the sparse
-# side, which is not convex: (1, 0, 0) and (0, 1, 0) are in it, and their middle is
-# denser. Also, the algorithm takes absolute values first, and among nonnegative vectors
+# side, which is not convex: (1, 0, 0), (0, 1, 0) and (0, 0, 1) are in it, and their mean, of
+# score 3, is not. Also, the algorithm takes absolute values first, and among nonnegative vectors
 # the CAI and Hoyer's score are the same function; what holds for one holds for the other.
 # With signs, Hoyer's dense side is not convex. For GSP, the score of several vectors at
 # once, neither side is convex, with signs or without.
@@ -204,7 +204,7 @@ for projection, algorithm, loops, threshold in (
 needs_loop = {
     "CAI": not np.isclose(tau, cai.threshold),
     "Hoyer": not np.isclose(tau, hoyer.threshold),
-    "GSP": True,  # as it is implemented here
+    "GSP": group.passes > 1,  # as it is implemented here
 }
 
 # %%

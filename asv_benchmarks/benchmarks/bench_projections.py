@@ -208,6 +208,30 @@ class TwoWorkers:
         return self.problem.over_floor(threads=2).samples
 
 
+class SharedVector:
+    """Five calls in a row on one vector, by two workers over those by one.
+
+    Shorter vectors than 8 MB are shared by threads that are awake alone.
+    """
+
+    params = (FUNCTIONS, DTYPES, (600_000, 1_000_000, 2_000_000))
+    param_names = ("function", "dtype", "n")
+
+    def setup(self, function, dtype, n):
+        require_processors(2)
+        self.problem = Problem(function, data("gaussian", n, dtype), 0.01)
+
+    def calls(self, arrays, workers):
+        call = self.problem.call(*arrays, workers=workers)
+        return lambda: [call() for _ in range(5)]
+
+    @sampled("ratio", rounds=2)
+    def track_over_one_worker(self, *params):
+        given = copies(self.problem.y, self.problem.out)
+        pairs = [(self.calls(arrays, 2), self.calls(arrays, 1)) for arrays in given]
+        return compare(*pairs, seconds=1.0).samples
+
+
 class TwoWorkersOnRows:
     """10,000 rows of 1,000, each projected by itself."""
 
