@@ -25,8 +25,8 @@ NOBODY = np.zeros((0, 16), np.int64)  # desks of no threads
 _lock = threading.Lock()
 _team: tuple[SimpleQueue, np.ndarray, Any] | None = None  # see `_start`
 _posted = np.zeros(1, np.int64)  # how many times parts were handed out
-RECENT = 3_000_000  # ns, for `asked_again`: such a call, and as long as threads stay awake
-_asked = -RECENT
+RECENT = 1_000_000  # ns, about as long as threads stay awake
+_ended = -RECENT  # see `end_now`
 
 
 def _available() -> int:
@@ -151,35 +151,34 @@ def team(workers: int) -> np.ndarray:
     jobs, desks, waiting = _team or _start()
     if not waiting.AWAKE:
         return NOBODY
-    wanted = min(workers - 1, len(desks))
-    asleep = wanted - desks[:, waiting.STATE].tolist().count(waiting.READY)
+    states = desks[:, waiting.STATE].tolist()
+    ready = states.count(waiting.READY)
+    # Those that are at work for another call are not waited for.
+    asleep = min(workers - 1 - ready, states.count(waiting.AWAY))
     if asleep > 0:
-        for _ in range(asleep):
+        for _ in range(asleep - jobs.qsize()):
             jobs.put((_come, (), SimpleQueue(), np.zeros(1, np.int64), 0))
-        waiting.until_ready(desks, wanted)
+        waiting.until_ready(desks, ready + asleep)
     return desks
 
 
-@contextlib.contextmanager
-def held_team(workers: int) -> Iterator[np.ndarray]:
-    """The same, who stay until the block ends, however long one thread has to do between parts."""
-    desks = team(workers)
-    held = desks[:, _HELD]
-    held += 1
-    try:
-        yield desks
-    finally:
-        held -= 1
+def held(desks: np.ndarray) -> np.ndarray:
+    """For each thread, how many calls keep it awake at its desk between their parts."""
+    return desks[:, _HELD]
 
 
-def asked_again() -> bool:
-    """Whether this was asked a moment ago: then there may be many calls, and others stay awake.
+def just_ended() -> bool:
+    """Whether a call that threads may share has ended a moment ago: there may be many in a row.
 
-    To wake them up takes as long as they would save a single call of a few hundred µs.
+    To wake threads up takes as long as they would save a single call of a few hundred µs.
     """
-    global _asked
-    before, _asked = _asked, perf_counter_ns()
-    return _asked - before < RECENT
+    return perf_counter_ns() - _ended < RECENT
+
+
+def end_now() -> None:
+    """Say that such a call ends."""
+    global _ended
+    _ended = perf_counter_ns()
 
 
 def _come() -> None:

@@ -12,7 +12,7 @@ from ._cpu.arrays import LOG, NORM, REACHED, REST, STATUS, THRESHOLD, WANTED
 from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
-from ._threads import asked_again, held_team, resolve_workers, run_split
+from ._threads import end_now, held, just_ended, resolve_workers, run_split, team
 
 SHARED_FROM = 1 << 21  # bytes of a slice below which one thread is faster than several
 WOKEN_FROM = 1 << 23  # the same where the others have to be woken up first
@@ -569,7 +569,8 @@ def _project(
             out, overwrite_x, check_finite, full_output,
         )  # fmt: skip
     cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
-    shared = run is None and workers > 1 and _are_shared(s, workers)
+    long = run is None and workers > 1 and _are_long(s, workers)
+    shared = long and (s.length * s.work.itemsize >= WOKEN_FROM or just_ended())
     if cubes is not None and not shared:
         return _project_across(
             s, cubes, kind, absolute, levels, rests, norms, workers, check_finite, full_output
@@ -593,18 +594,20 @@ def _project(
         project_rows(kind, absolute, tol, check_finite, whole, z, goal.rows, table, workers)
     else:
         run_split(partial(run, z, goal.rows, table), count, workers)
+    if long:
+        end_now()
     if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
         _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
     return (result, _info(s, goal.rows, result, table)) if full_output else result
 
 
-def _are_shared(s, workers):
-    """Whether each slice is shared by the threads: fewer slices than workers, and long ones."""
+def _are_long(s, workers):
+    """Whether threads may share each slice: fewer slices than workers, and long ones."""
     size = s.length * s.work.itemsize
     if size < SHARED_FROM or short.suits(s.length, s.work.itemsize):
         return False
-    return workers > math.prod(s.batch) and (size >= WOKEN_FROM or asked_again())
+    return workers > math.prod(s.batch)
 
 
 def _table(count, levels, rests, norms, full_output):
@@ -666,10 +669,13 @@ def _project_across(
 
 def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
     """A few long slices, each by several threads."""
-    with held_team(workers) as desks:
-        engine.project_shared(
-            engine.places(x.dtype), kind, absolute, tol, whole, x, out, table, workers, desks
-        )
+    places, desks = engine.places(x.dtype), team(workers)
+    calls = held(desks)
+    calls += 1
+    try:
+        engine.project_shared(places, kind, absolute, tol, whole, x, out, table, workers, desks)
+    finally:
+        calls -= 1
     if (table[:, STATUS] == m.GO).any():
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 

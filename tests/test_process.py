@@ -225,6 +225,7 @@ def test_threads_are_not_woken_up_for_a_single_call(monkeypatch):
     now, shared = [10**12], []
     project = projections.project_long
     monkeypatch.setattr(_threads, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(_threads, "_ended", 0)
     monkeypatch.setattr(projections, "project_long", lambda *a: shared.append(0) or project(*a))
 
     def count(x, wait, workers=2):
@@ -237,7 +238,7 @@ def test_threads_are_not_woken_up_for_a_single_call(monkeypatch):
     rng = np.random.default_rng(0)
     least, most = projections.SHARED_FROM // 8, projections.WOKEN_FROM // 8
     x = rng.standard_normal(least)
-    waits = (10**9, 10**6, 10**5, 10**7, 10**6)
+    waits = (10**9, 9 * 10**5, 10**5, 2 * 10**6, 0)
     assert [count(x, wait) for wait in waits] == [0, 1, 1, 0, 1]
     assert count(x, 0, workers=1) == count(x[:-1], 0) == 0
     x = rng.standard_normal(most)
@@ -388,20 +389,31 @@ assert _threads.team(1) is _threads.NOBODY
 until_all_came(lambda: parts_of(20, 2, _threads.team(2)) == [0, 10])  # asleep or awake
 
 def stays():  # held, many times as long as a thread stays awake
-    with _threads.held_team(2) as own:
+    own = _threads.team(2)
+    calls = _threads.held(own)
+    calls += 1
+    try:
         if own[0, waiting.STATE] != waiting.READY:
             return False
         time.sleep(40e-9 * waiting.AWAKE)
         assert own[0, waiting.STATE] == waiting.READY
         assert parts_of(20, 2, own) == [0, 10]
-        with _threads.held_team(2):  # by two calls
-            pass
+        calls += 1  # by two calls
+        calls -= 1
         time.sleep(5e-9 * waiting.AWAKE)
         assert own[0, waiting.STATE] == waiting.READY
+    finally:
+        calls -= 1
     return True
 
 until_all_came(stays)
-until_all_came(lambda: not _threads._team[1][:, waiting.STATE].any())  # and goes
+jobs, own, _ = _threads._team
+until_all_came(lambda: not own[:, waiting.STATE].any())  # and goes
+own[:, waiting.STATE] = waiting.TAKEN  # as if it were at work for another call
+for _ in range(9):
+    assert _threads.team(2) is own
+assert jobs.empty()
+own[:, waiting.STATE] = waiting.AWAY
 
 # The library's own threads, from four threads of the caller at once.
 met = []
