@@ -280,6 +280,7 @@ DESKS = """
 import threading
 import time
 from functools import partial
+from queue import SimpleQueue
 
 import numba
 import numpy as np
@@ -407,13 +408,17 @@ def stays():  # held, many times as long as a thread stays awake
     return True
 
 until_all_came(stays)
-jobs, own, _ = _threads._team
-until_all_came(lambda: not own[:, waiting.STATE].any())  # and goes
-own[:, waiting.STATE] = waiting.TAKEN  # as if it were at work for another call
-for _ in range(9):
-    assert _threads.team(2) is own
-assert jobs.empty()
-own[:, waiting.STATE] = waiting.AWAY
+until_all_came(lambda: not _threads._team[1][:, waiting.STATE].any())  # and goes
+
+# Who is at work for another call is not called, who is away is called once.
+team = _threads._team
+own, calls = np.zeros((2, waiting.DESK), np.int64), SimpleQueue()
+_threads._team = calls, own, waiting
+own[0, waiting.STATE] = waiting.TAKEN
+for _ in range(3):
+    assert _threads.team(3) is own
+    assert calls.qsize() == 1
+_threads._team = team
 
 # The library's own threads, from four threads of the caller at once.
 met = []
