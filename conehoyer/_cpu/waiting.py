@@ -193,10 +193,9 @@ def rest(marks, place, posted, seen, lead, desk):
                 looks = 0
             looks += 1
         now = _clock()
-        if called or now - start >= AWAKE or now - last > LONG:
-            if not called and _now(desk, HELD) > 0:
-                _nap()
-            elif _now(desk, STATE) == AWAY or _exchange(desk, STATE, READY, AWAY):
+        tired = (now - start >= AWAKE or now - last > LONG) and _now(desk, HELD) <= 0
+        if called or tired:
+            if _now(desk, STATE) == AWAY or _exchange(desk, STATE, READY, AWAY):
                 break
         last = now
     if called:
