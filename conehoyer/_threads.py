@@ -20,7 +20,6 @@ import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
-_HELD = 4  # `waiting.HELD`
 NOBODY = np.zeros((0, 16), np.int64)  # desks of no threads
 _lock = threading.Lock()
 _team: tuple[SimpleQueue, np.ndarray, Any] | None = None  # see `_start`
@@ -160,11 +159,6 @@ def team(workers: int) -> np.ndarray:
             jobs.put((_come, (), SimpleQueue(), np.zeros(1, np.int64), 0))
         waiting.until_ready(desks, ready + asleep)
     return desks
-
-
-def held(desks: np.ndarray) -> np.ndarray:
-    """For each thread, how many calls keep it awake at its desk between their parts."""
-    return desks[:, _HELD]
 
 
 def just_ended() -> bool:

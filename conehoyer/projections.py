@@ -10,9 +10,10 @@ from . import _math as m
 from ._cpu import across, classic, engine, passes, short
 from ._cpu.arrays import LOG, NORM, REACHED, REST, STATUS, THRESHOLD, WANTED
 from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
+from ._cpu.waiting import HELD
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
-from ._threads import end_now, held, just_ended, resolve_workers, run_split, team
+from ._threads import end_now, just_ended, resolve_workers, run_split, team
 
 SHARED_FROM = 1 << 21  # bytes of a slice below which one thread is faster than several
 WOKEN_FROM = 1 << 23  # the same where the others have to be woken up first
@@ -490,9 +491,8 @@ def project_simplex(
     ------
     ValueError
         If `total` is negative, infinite or does not broadcast, `workers` is out of range,
-        `method` is unknown,
-        `out` has the wrong shape or dtype or is read-only, or `x` holds NaN or inf and
-        `check_finite` is true.
+        `method` is unknown, `out` has the wrong shape or dtype or is read-only, or `x` holds
+        NaN or inf and `check_finite` is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container, or an
         argument has the wrong type.
@@ -670,12 +670,12 @@ def _project_across(
 def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
     """A few long slices, each by several threads."""
     places, desks = engine.places(x.dtype), team(workers)
-    calls = held(desks)
-    calls += 1
+    held = desks[:, HELD]  # for each thread, how many calls keep it awake between their parts
+    held += 1
     try:
         engine.project_shared(places, kind, absolute, tol, whole, x, out, table, workers, desks)
     finally:
-        calls -= 1
+        held -= 1
     if (table[:, STATUS] == m.GO).any():
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 

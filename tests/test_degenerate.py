@@ -479,12 +479,11 @@ def test_masks_that_a_sample_has_not_seen(seed):
     total = 10.0 ** rng.uniform(-4, 40)
     out, part, few = np.empty_like(y), engine.room_for_chunks(y.size), engine.room_for_few(0, True)
     held = np.empty(0)
+    proceed = entry(engine._proceed)
     job = entry(engine._sums_job)(m.start(m.SIMPLEX), 0.0, engine.MOST_SAMPLES)
     while job.action != engine.WRITE:
         engine.run_pass(job, False, y, out, held, part, few, 0, len(part))
-        job = entry(engine._proceed)(
-            job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0)
-        )
+        job = proceed(job, m.SIMPLEX, False, total, 1e-14, y, out, held, part, few, np.empty(0))
     assert job.state.status == m.SOFT
     engine.write(job, m.SIMPLEX, False, total, 0.0, y, out, part, few, 0, len(part))
     assert close(out, oracle.project_simplex(y, total))

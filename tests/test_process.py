@@ -391,7 +391,7 @@ until_all_came(lambda: parts_of(20, 2, _threads.team(2)) == [0, 10])  # asleep o
 
 def stays():  # held, many times as long as a thread stays awake
     own = _threads.team(2)
-    calls = _threads.held(own)
+    calls = own[:, waiting.HELD]
     calls += 1
     try:
         if own[0, waiting.STATE] != waiting.READY:
