@@ -17,7 +17,7 @@ from conehoyer import (
     project_l1_ball,
     project_simplex,
 )
-from conehoyer._cpu import engine, short
+from conehoyer._cpu import engine, short, simd
 from conehoyer._cpu.arrays import LOG, WANTED
 
 DTYPES = [np.float32, np.float64]
@@ -25,19 +25,23 @@ PLAIN = ["gaussian", "cauchy", "zipf", "integers", "near_constant"]
 
 
 @njit
-def look_twice(z, absolute, tau):
-    """The sums at 0 and at τ, the copy, and what lies on the way right and left of τ."""
+def look(z, absolute, tau):
+    """The sums at 0, τ and τ/2, the copies then, and what lies on the way right and left of τ."""
     known, copies = short.scratch(z.reshape((1, z.size)), 1)
     known[:] = 0.0
-    log = np.zeros(2)
-    short._look(z, absolute, copies[0], known[0], log)
-    first = known[0].copy()
-    known[0, short.TAU] = tau
-    short._look(z, absolute, copies[0], known[0], log)
-    real = z.dtype.type
-    right = short._passed(copies[0], real(tau), real(0.1 * tau), real(0.05 * tau))
-    left = short._passed(copies[0], real(tau), real(-0.1 * tau), real(0.05 * tau))
-    return first, known[0].copy(), copies[0].copy(), (right, left), log
+    log = np.zeros(3)
+    looks, kept = np.empty((3, short.FIELDS)), np.empty((3, copies.shape[1]), z.dtype)
+    real, passed = z.dtype.type, ((0.0, 0.0), (0.0, 0.0))
+    for k in range(3):
+        known[0, short.TAU] = (0.0, tau, 0.5 * tau)[k]
+        short._look(z, absolute, copies[0], known[0], log)
+        looks[k], kept[k] = known[0], copies[0]
+        if k == 1:
+            copy = copies[0, : int(known[0, short.TAKES])]
+            right = short._passed(copy, real(tau), real(0.1 * tau), real(0.05 * tau))
+            left = short._passed(copy, real(tau), real(-0.1 * tau), real(0.05 * tau))
+            passed = right, left
+    return looks, kept, passed, log
 
 
 def search(kind, absolute, tol, x, wanted):
@@ -70,16 +74,24 @@ def test_passes(dtype, absolute, n):
     z[rng.integers(0, n, 3)] = 0.0
     tau = dtype(0.5)
     z[rng.integers(0, n)] = tau  # does not lie above τ
-    first, second, copy, passed, log = look_twice(z, absolute, float(tau))
+    looks, copies, passed, log = look(z, absolute, float(tau))
     a = (np.abs(z) if absolute else np.maximum(z, 0)).astype(float)
-    np.testing.assert_array_equal(copy, np.append(a, np.zeros(copy.size - n)).astype(dtype))
     rtol = 1e-6 if dtype == np.float32 else 1e-14
-    for known, theta in ((first, 0.0), (second, float(tau))):
-        d = a[a > theta] - theta
+    least = 0.0
+    if simd.COMPRESS and copies[0].nbytes >= short.KEEP_FROM:  # some entries are left out
+        least = float(dtype(short.LEFT * tau))
+    for known, copy, theta, above in zip(
+        looks, copies, (0.0, tau, 0.5 * tau), (0.0, least, 0.0), strict=True
+    ):
+        d = a[a > theta] - float(theta)
         assert known[short.NU] == d.size
         np.testing.assert_allclose(known[short.S], d.sum(), rtol=rtol)
         np.testing.assert_allclose(known[short.Q], (d * d).sum(), rtol=rtol)
-    np.testing.assert_array_equal(log, [first[short.NU], second[short.NU]])
+        kept, takes = a[a > above] if above > 0.0 else a, int(known[short.TAKES])
+        assert known[short.LEAST] == above
+        assert 0 <= takes - kept.size < 2 * 64 // z.itemsize
+        np.testing.assert_array_equal(copy[:takes], np.append(kept, np.zeros(takes - kept.size)))
+    np.testing.assert_array_equal(log, looks[:, short.NU])
     step = 0.1 * float(tau)
     gap = a - tau
     slack = 0.5 * step
@@ -148,6 +160,56 @@ def test_verdicts_are_right(dtype, kind, name):
                 scale = soft.p.max()
                 assert abs(tau - soft.tau) <= rtol * scale
                 np.testing.assert_allclose(row[short.S], float(soft.p.sum()), rtol=50 * rtol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [m.CAI, m.L1])
+@pytest.mark.parametrize(("most", "apart"), [(0.01, 5.0), (0.5, 3.0)])
+def test_what_a_copy_does_not_keep_is_fetched_again(dtype, kind, most, apart):
+    """Two clusters of values mislead the guess, and τ* lies left of what is kept."""
+    rng = np.random.default_rng(7)
+    shape, shares = (100, 1000), (0.3, 0.1, 0.03, 0.01)
+    x = rng.uniform(0.0, 1.0, shape) + apart * (rng.random(shape) < most)
+    x = x.astype(dtype)
+    again, rtol = 0.0, 2e-6 if dtype == np.float32 else 1e-13
+    oracles = {m.CAI: oracle.threshold_for_level, m.L1: oracle.threshold_for_sum}
+    for share in shares:
+        wanted = np.full(100, 1.0 + 999.0 * share)
+        if kind == m.L1:
+            wanted = share * x.sum(axis=1, dtype=float)
+        known = search(kind, True, 0.0, x, wanted)
+        found = known[:, short.VERDICT] == m.SOFT
+        fetched = (known[:, short.LEAST] == 0.0) & (known[:, short.TAKEN] > 2.0)
+        again += np.mean(found & fetched)
+        for row, values, p in zip(known[found], x[found], wanted[found], strict=True):
+            soft = oracles[kind](values.astype(oracle.LD), oracle.LD(p))
+            tau = oracle.LD(row[short.TAU]) + oracle.LD(row[short.STEP])
+            assert abs(tau - soft.tau) <= rtol * soft.p.max()
+    assert again > 0.05 or not simd.COMPRESS
+
+
+@njit
+def end(kind, p, z, tau, step):
+    """What is known of a row after looks at 0 and τ, and a last step from there."""
+    known, copies = short.scratch(z.reshape((1, z.size)), 1)
+    known[:] = 0.0
+    log = np.zeros(2)
+    for theta in (0.0, tau):
+        known[0, short.TAU] = theta
+        short._look(z, True, copies[0], known[0], log)
+    known[0, short.STEP] = step
+    short._end(kind, p, copies[0], known[0])
+    return known[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("step", "verdict"), [(-0.375, m.GO), (-0.125, m.SOFT), (0.125, m.SOFT)])
+def test_a_last_step_does_not_pass_what_is_not_kept(dtype, step, verdict):
+    """No entry lies between τ and what is kept, but some are passed further left."""
+    z = np.append(np.linspace(1.1, 1.2, 100), np.linspace(0.55, 0.65, 900)).astype(dtype)
+    known = end(m.L1, 1.0, z, 0.875, step)
+    assert known[short.VERDICT] == verdict
+    assert known[short.TAU] == (0.5 if verdict == m.GO else 0.875)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -469,12 +469,12 @@ def _pick(z, high, inside, places, buffer):
 
 
 @helper
-def _collect_blocks(z, absolute, lo, buffer):
-    """The stored part of `band_plain` for hi = inf, on pairs of registers."""
+def collect_blocks(z, absolute, lo, buffer):
+    """The stored part of `band_plain` for hi = inf, on pairs of registers; all of z is those."""
     vlo = simd.splat(lo)
     signs, width = simd.signs(vlo, absolute), simd.lanes(z)
     stored = 0
-    for i in range(0, z.size // (2 * width) * (2 * width), 2 * width):
+    for i in range(0, z.size, 2 * width):
         a0 = simd.without(simd.load(z, i), signs)
         a1 = simd.without(simd.load(z, i + width), signs)
         in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
@@ -487,7 +487,7 @@ def _collect_blocks(z, absolute, lo, buffer):
 
 @helper
 def _collect_rare_blocks(z, absolute, lo, buffer, marks):
-    """`_collect_blocks` where few entries lie above lo."""
+    """`collect_blocks` where few entries lie above lo."""
     high, inside = marks[0], marks[1]
     vlo, width = simd.splat(lo), simd.lanes(z)
     signs = simd.signs(vlo, absolute)
@@ -551,7 +551,7 @@ if simd.COMPRESS:
         whole = z.size // pair * pair
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
-            stored = _collect_blocks(z[:whole], absolute, lo, buffer)
+            stored = collect_blocks(z[:whole], absolute, lo, buffer)
         else:
             nu, s, q, stored = _blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)

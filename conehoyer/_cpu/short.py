@@ -6,9 +6,11 @@ part: the processor, which works ahead, computes several chains at once.  Nor is
 between ways to go on, which it would have to guess.
 
 The sums at τ = 0 give a guess, two steps of third order lead close to τ*, and a Newton step ends
-the search where (nearly) no entry lies between the last two τ.  Where that is not so soon, or
-where rounding might matter, the row is searched by itself, by plain passes.  The few that need
-more, such as a τ <= 0, are left to the engine, which takes long to compile.
+the search where (nearly) no entry lies between the last two τ.  All but the shortest rows are
+copied at the guess once more without what lies well below it, and only that is looked at from then
+on.  Where the end is not so soon, or where rounding might matter, the row is searched by itself, by
+plain passes.  The few that need more, such as a τ <= 0, are left to the engine, which takes long to
+compile.
 """
 
 import math
@@ -27,6 +29,8 @@ BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and
 STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
+LEFT = 0.8  # of the guess: what lies below, a copy does not keep
+KEEP_FROM = 1 << 11  # bytes of a row from which that pays
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
@@ -34,10 +38,10 @@ RUN = 16  # times the bytes of an entry: registers summed before a running sum i
 TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no later sums in float64
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
-# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, and ν
-# at the τ before.
-VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE = range(8)
-FIELDS = BEFORE + 1
+# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, ν at
+# the τ before; and of its copy, how many places are taken, and above what it has all entries.
+VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, TAKES, LEAST = range(10)
+FIELDS = LEAST + 1
 
 
 @helper
@@ -126,6 +130,29 @@ def _sums(a, tau):
     return float(nu), simd.total(s), simd.total(q)
 
 
+if simd.COMPRESS:
+
+    @helper
+    def _keep(a, least):
+        """Move the entries above `least` to the front of a row's copy, and zeros behind them.
+
+        Returns how many places they take, whole pairs of registers, and `least`.
+        """
+        inlined()
+        width, zero = simd.lanes(a), simd.splat(a.dtype.type(0))
+        kept = passes.collect_blocks(a, False, least, a)
+        for i in (kept, kept + width):
+            simd.store_part(zero, simd.first_lanes(zero, a.size - i), a, i)
+        return (kept + 2 * width - 1) // (2 * width) * (2 * width), least
+
+else:
+
+    @helper
+    def _keep(a, least):
+        """Leave all as it is: this machine cannot move them."""
+        return a.size, least - least
+
+
 @helper
 def _passed(a, tau, step, slack):
     """Count and Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right.
@@ -159,10 +186,13 @@ def _look(z, absolute, folded, row, log):
     """Take the sums at the row's τ."""
     inlined()
     taken = int(row[TAKEN])
-    if taken == 0:
+    if taken == 0 or row[TAU] < row[LEAST]:
         nu, s, q = _fold(z, absolute, folded)
-    else:
-        nu, s, q = _sums(folded, z.dtype.type(row[TAU]))
+        row[TAKES], row[LEAST] = folded.size, 0.0
+    elif taken == 1 and folded.size * folded.itemsize >= KEEP_FROM:
+        row[TAKES], row[LEAST] = _keep(folded, z.dtype.type(LEFT * row[TAU]))
+    if taken > 0:
+        nu, s, q = _sums(folded[: int(row[TAKES])], z.dtype.type(row[TAU]))
     if taken < log.size:
         log[taken] = nu
     row[NU], row[S], row[Q], row[TAKEN], row[BEFORE] = nu, s, q, taken + 1.0, row[NU]
@@ -261,7 +291,10 @@ def _end(kind, p, folded, row):
     real = folded.dtype.type
     nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
     slack = SLACK * np.finfo(real).eps * (tau + s / nu)
-    passed, wrong = _passed(folded, real(tau), real(step), real(slack))
+    if tau + step - slack < row[LEAST]:  # there the copy lacks entries
+        _go_to(tau + step, real, row)
+        return
+    passed, wrong = _passed(folded[: int(row[TAKES])], real(tau), real(step), real(slack))
     # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
     sharp = _sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
     if wrong <= np.finfo(real).eps * s and sharp:
