@@ -29,6 +29,7 @@ def look(z, absolute, tau):
     """The sums at 0, τ and τ/2, the copies then, and what lies on the way right and left of τ."""
     known, copies = short.scratch(z.reshape((1, z.size)), 1)
     known[:] = 0.0
+    known[0, short.LEAST] = math.inf
     log = np.zeros(3)
     looks, kept = np.empty((3, short.FIELDS)), np.empty((3, copies.shape[1]), z.dtype)
     real, passed = z.dtype.type, ((0.0, 0.0), (0.0, 0.0))
@@ -193,6 +194,7 @@ def end(kind, p, z, tau, step):
     """What is known of a row after looks at 0 and τ, and a last step from there."""
     known, copies = short.scratch(z.reshape((1, z.size)), 1)
     known[:] = 0.0
+    known[0, short.LEAST] = math.inf
     log = np.zeros(2)
     for theta in (0.0, tau):
         known[0, short.TAU] = theta

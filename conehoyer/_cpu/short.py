@@ -39,7 +39,8 @@ TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no l
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, ν at
-# the τ before; and of its copy, how many places are taken, and above what it has all entries.
+# the τ before; and of its copy, how many places are taken, and above what it has all entries (+inf:
+# there is none).
 VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, TAKES, LEAST = range(10)
 FIELDS = LEAST + 1
 
@@ -186,7 +187,7 @@ def _look(z, absolute, folded, row, log):
     """Take the sums at the row's τ."""
     inlined()
     taken = int(row[TAKEN])
-    if taken == 0 or row[TAU] < row[LEAST]:
+    if row[TAU] < row[LEAST]:
         nu, s, q = _fold(z, absolute, folded)
         row[TAKES], row[LEAST] = folded.size, 0.0
     elif taken == 1 and folded.size * folded.itemsize >= KEEP_FROM:
@@ -291,7 +292,7 @@ def _end(kind, p, folded, row):
     real = folded.dtype.type
     nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
     slack = SLACK * np.finfo(real).eps * (tau + s / nu)
-    if tau + step - slack < row[LEAST]:  # there the copy lacks entries
+    if tau + step - slack < row[LEAST]:  # there the copy has not all entries
         _go_to(tau + step, real, row)
         return
     passed, wrong = _passed(folded[: int(row[TAKES])], real(tau), real(step), real(slack))
@@ -328,7 +329,7 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
         usual = 1.0 < p < x.shape[1] if kind >= m.CAI else p > 0.0
         usual = usual and (absolute or passes.all_finite(x[r]))
         rows[r, VERDICT] = m.GO if usual else m.CAPPED
-        rows[r, TAU], rows[r, STEP], rows[r, TAKEN] = 0.0, 0.0, 0.0
+        rows[r, TAU], rows[r, STEP], rows[r, TAKEN], rows[r, LEAST] = 0.0, 0.0, 0.0, math.inf
         table[r, LOG:] = -1.0
     for k in range(STEPS):
         going = False
@@ -367,12 +368,15 @@ def _state(row):
 
 
 @helper
-def _by_plain_steps(kind, absolute, p, tol, row, z, log):
+def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
     """The verdict on a row, if there is one: from its last τ on, with the sums in float64."""
     tau, taken = row[TAU] if 0.0 < row[TAU] < math.inf else 0.0, int(row[TAKEN])
     st = m.State(m.GO, 0.0, tau, 0.0, math.inf, -1.0, 0, False, False, taken, 0.0, 0.0)
     while st.status == m.GO:
-        nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
+        if st.anchor + st.offset > row[LEAST]:
+            nu, s, q = passes.sums(copy[: int(row[TAKES])], False, st.anchor, st.offset)
+        else:
+            nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
         st = engine.advance(kind, p, tol, st, nu, s, q, log)
     if kind == m.L1 and st.status == m.SOFT and p < passes.TINY * (st.anchor + st.offset):
         return m.start(kind)  # only differences to the largest entry have digits enough
@@ -380,7 +384,7 @@ def _by_plain_steps(kind, absolute, p, tol, row, z, log):
 
 
 @helper
-def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, scaled, log):
+def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, copy, scaled, log):
     """The verdict on a row and the norm wanted; GO: left to the engine, RESCALE: another unit."""
     st = _state(row)
     if st.status == m.SOFT or st.status == m.FEASIBLE:
@@ -389,7 +393,7 @@ def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, scaled, log):
         job = engine.extreme(kind, absolute, p, l2, z)
         st, l2 = job.state, job.l2
     elif st.status != m.RESCALE:
-        st = _by_plain_steps(searched, absolute, p, tol, row, z, log)
+        st = _by_plain_steps(searched, absolute, p, tol, row, z, copy, log)
     if st.status == m.CAPPED or (st.status == m.FEASIBLE and kind != searched):  # then τ <= 0
         return m.start(kind), l2
     if kind == m.HOYER and st.status != m.RESCALE:
@@ -418,10 +422,11 @@ def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out
         report[WANTED] = wanted
     else:  # results are rounded to a few units, and half a unit of τ must be just that
         known[0, VERDICT], known[0, TAU], known[0, TAKEN] = m.GO, 0.0, 0.0
-        table[0, LOG:] = -1.0
+        known[0, LEAST], table[0, LOG:] = math.inf, -1.0
     st, l2 = _verdict(
-        kind, searched, absolute, p, tol, l2, rest, known[0], scaled, True, table[0, LOG:]
-    )
+        kind, searched, absolute, p, tol, l2, rest, known[0], scaled, folded[0], True,
+        table[0, LOG:],
+    )  # fmt: skip
     if st.status != m.GO and st.status != m.RESCALE:
         engine.report_on(st, kind, p, report)
         engine.write_scaled(st, kind, absolute, p, l2, rest, z, scaled, shift, back, out, report)
@@ -461,7 +466,9 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 report[STATUS] = m.NONFINITE
                 end = last
                 break
-            st, l2 = _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, False, log)
+            st, l2 = _verdict(
+                kind, searched, absolute, p, tol, l2, rest, row, z, folded[r - begin], False, log
+            )
             if st.status == m.RESCALE:
                 if scaled.size == 0:
                     own_scaled = np.empty(n, x.dtype)
