@@ -72,11 +72,11 @@ def test_ties_below_the_top_need_no_rule():
 
 @pytest.mark.parametrize("method", CAI_METHODS)
 @pytest.mark.parametrize("dtype", BOTH)
-@pytest.mark.parametrize("ties", [1, 2, 7, 100, 5000])
+@pytest.mark.parametrize("ties", [1, 2, 7, 100, 9000])
 def test_level_equal_to_the_number_of_ties(ties, dtype, method):
     """A support of exactly l equal entries is the answer."""
     rng = np.random.default_rng(ties)
-    for rest in (0, 1, 50, 5000):
+    for rest in (0, 1, 50, 9000):
         y = np.concatenate([np.full(ties, 2.5), rng.uniform(-2, 2, rest)]).astype(dtype)
         y = rng.permutation(y)
         x = ch.project_cai(y, float(ties), method=method)
@@ -95,7 +95,7 @@ def test_levels_beside_the_number_of_ties(offset):
     assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-12
 
 
-@pytest.mark.parametrize("n", [3, 40, 5000, 70_000])
+@pytest.mark.parametrize("n", [3, 40, 9000, 70_000])
 def test_maxima_that_differ_in_the_last_bit(n):
     """Not ties, but no float lies between them: tau alone could not separate them."""
     rng = np.random.default_rng(n)
@@ -135,7 +135,7 @@ def test_zero_vectors(n, dtype):
     assert ch.project_cai(np.full(n, -0.0), 1.0).tobytes() == np.full(n, -0.0).tobytes()
 
 
-@pytest.mark.parametrize("n", [1, 3, 5000, 70_000])
+@pytest.mark.parametrize("n", [1, 3, 9000, 70_000])
 def test_zero_vectors_reach_every_level(n):
     for level in (1.0, 1e308, np.inf):
         _, info = ch.project_cai(np.zeros(n), level, full_output=True)  # and no warning
@@ -244,7 +244,7 @@ def test_radius_far_below_the_last_bit(radius, method):
 @pytest.mark.parametrize("method", CAI_METHODS)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_level_one_keeps_the_first_largest_entry(name, method):
-    for n in (1, 2, 100, 5000):
+    for n in (1, 2, 100, 9000):
         y = make(name, n)
         x = ch.project_cai(y, 1.0, method=method)
         i = int(np.argmax(np.abs(y)))
@@ -399,7 +399,7 @@ def test_sums_that_overflow_a_float(exponent):
 
 @pytest.mark.parametrize("project", [ch.project_cai, ch.project_l1_ball])
 @pytest.mark.parametrize("exponent", [1020, -1000, -1050])
-@pytest.mark.parametrize("n", [5, 100, 5000])
+@pytest.mark.parametrize("n", [5, 100, 9000])
 def test_scaled_in_place(n, exponent, project):
     """Then both the scaled copy and the scratch are arrays of the kernel's own."""
     y = np.ldexp(np.random.default_rng(n).standard_normal((3, n)), exponent)
@@ -408,7 +408,7 @@ def test_scaled_in_place(n, exponent, project):
     np.testing.assert_array_equal(project(y, p, overwrite_x=True), expected)
 
 
-@pytest.mark.parametrize("n", [5000, 20_000])
+@pytest.mark.parametrize("n", [9000, 20_000])
 def test_hoyer_of_negative_entries_whose_squares_overflow(n):
     """The search for a threshold above 0 does not see them; the norm does."""
     y = np.random.default_rng(n).standard_normal(n)
@@ -419,7 +419,7 @@ def test_hoyer_of_negative_entries_whose_squares_overflow(n):
 
 
 @pytest.mark.parametrize("dtype", BOTH)
-@pytest.mark.parametrize("n", [20, 500, 5000, 70_000])
+@pytest.mark.parametrize("n", [20, 500, 9000, 70_000])
 def test_masked_entries(n, dtype):
     """Large negative numbers stand for entries that are to become zero, few or all of them."""
     bound = 1e-12 if dtype == np.float64 else 1e-5
@@ -551,7 +551,7 @@ def test_projecting_long_vectors_twice(dtype):
 
 
 @pytest.mark.parametrize("dtype", BOTH)
-@pytest.mark.parametrize("n", [100, 5000, 20_000])
+@pytest.mark.parametrize("n", [100, 9000, 20_000])
 def test_tiny_entries_beside_a_large_negative_one(n, dtype):
     """What is negative must not set the unit in which the others underflow."""
     y = (1e-130 if dtype == np.float64 else 1e-30) * make("gaussian", n).astype(dtype)
@@ -576,7 +576,7 @@ def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n):
 
 def test_what_no_scale_can_hold_is_reported():
     """The threshold lies among entries whose squares underflow beside the smallest entry's."""
-    y = -(0.5 ** np.arange(5000))
+    y = -(0.5 ** np.arange(9000))
     with pytest.warns(ch.ConvergenceWarning):
         ch.project_hoyer(y, 0.5, nonneg=True)
 
@@ -585,7 +585,7 @@ def test_what_no_scale_can_hold_is_reported():
 def test_float32_ties_whose_sums_round_alike(seed):
     """Sums of many equal entries, all rounded the same way, once moved H by more than its slack."""
     rng = np.random.default_rng(seed)
-    y = rng.choice(rng.random(6), 5000).astype(np.float32)
+    y = rng.choice(rng.random(6), 9000).astype(np.float32)
     level = 0.5 * ch.hoyer_score(y)
     x = ch.project_cai(y, level)
     assert abs(float(oracle.hoyer_score(x)) / level - 1) <= 1e-6

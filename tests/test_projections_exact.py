@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 import conehoyer as ch
 
 LD = np.longdouble
-SIZES = [2, 3, 10, 257, 5000]
+SIZES = [2, 3, 10, 257, 9000]  # the last is too long for the search of short rows
 FRACTIONS = [0.001, 0.01, 0.1, 0.5]  # of the entries that survive, roughly
 
 BALL_METHODS = ["newton", "condat", "sort"]
@@ -219,7 +219,7 @@ def test_hoyer_norms_can_be_given(nonneg):
 @pytest.mark.parametrize("name", ["gaussian", "cauchy", "integers", "huge_1e160", "tiny_1e-300"])
 def test_hoyer_of_long_vectors(name, nonneg):
     """Sparser, denser and barely either; the norm kept or given; from a sample and without."""
-    for n in (5_000, 20_001, 400_000 if name in ("gaussian", "integers") else 70_001):
+    for n in (9_000, 20_001, 400_000 if name in ("gaussian", "integers") else 70_001):
         y = make(name, n)
         norm = float(oracle.norms(y / 2.0**9)[1]) * 2.0**9  # its square overflows a float
         own = float(oracle.hoyer_sparseness(np.maximum(y, 0) if nonneg else y))

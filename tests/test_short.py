@@ -275,7 +275,7 @@ def test_hardly_more_entries_than_the_level(dtype, level, status):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [7, 8, 20, 128, 1000, 2048, 2049, 4096, 4097])
+@pytest.mark.parametrize("n", [7, 8, 20, 128, 1000, 2048, 2049, 4096, 4097, 8192, 8193])
 @pytest.mark.parametrize("project", [project_cai, project_l1_ball, project_hoyer, project_simplex])
 def test_a_row_does_not_see_its_neighbours(dtype, n, project):
     """The same bits alone, in company, in place and by two threads."""

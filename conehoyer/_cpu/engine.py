@@ -5,7 +5,7 @@ and a few thousand entries), `run_pass` and `write` do the work on chunks of the
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
 
-Rows of up to 16 kB are tried in `short` before.  On a short slice the first pass takes the sums at
+Rows of up to 32 kB are tried in `short` before.  On a short slice the first pass takes the sums at
 τ = 0 and guesses τ from them; a second one collects what lies above a point well left of the guess;
 Newton steps on those entries end it.
 

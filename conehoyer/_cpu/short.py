@@ -25,7 +25,7 @@ from . import engine, passes, simd
 from .apart import address_of
 from .arrays import LOG, NORM, REST, STATUS, WANTED, keep, uncounted
 
-BYTES, LONGEST = 1 << 13, 1 << 14  # of the rows that are searched together, and of one
+BYTES, LONGEST = 1 << 13, 1 << 15  # of the rows that are searched together, and of one
 STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
