@@ -1,4 +1,4 @@
-"""Short rows: the thresholds of several at once, by a few steps on the whole of each.
+"""Short rows: the thresholds of several at once, by a few steps on a copy of each.
 
 On a short row the passes take no longer than the arithmetic between them, a chain of divisions
 and roots that wait for each other.  So each part of a step is done for some rows before the next
@@ -6,11 +6,11 @@ part: the processor, which works ahead, computes several chains at once.  Nor is
 between ways to go on, which it would have to guess.
 
 The sums at τ = 0 give a guess, two steps of third order lead close to τ*, and a Newton step ends
-the search where (nearly) no entry lies between the last two τ.  All but the shortest rows are
-copied at the guess once more without what lies well below it, and only that is looked at from then
-on.  Where the end is not so soon, or where rounding might matter, the row is searched by itself, by
-plain passes.  The few that need more, such as a τ <= 0, are left to the engine, which takes long to
-compile.
+the search where (nearly) no entry lies between the last two τ.  Where the machine can compress
+registers, the copies of all but the shortest rows lose at the guess what lies well below it, and
+only the rest is looked at from then on.  Where the end is not so soon, or where rounding might
+matter, the row is searched by itself, by plain passes.  The few that need more, such as a τ <= 0,
+are left to the engine, which takes long to compile.
 """
 
 import math
@@ -30,7 +30,7 @@ STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
 LEFT = 0.8  # of the guess: what lies below, a copy does not keep
-KEEP_FROM = 1 << 11  # bytes of a row from which that pays
+KEEP_FROM = 1 << 11  # bytes of a copy from which that pays
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
@@ -111,7 +111,7 @@ def _positive(v, absolute):
 
 @helper
 def _sums(a, tau):
-    """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0 of what `_fold` has written."""
+    """Count, Σ(a − τ) and Σ(a − τ)² over a > τ >= 0, of a copy that holds all of these."""
     inlined()
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
@@ -292,7 +292,7 @@ def _end(kind, p, folded, row):
     real = folded.dtype.type
     nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
     slack = SLACK * np.finfo(real).eps * (tau + s / nu)
-    if tau + step - slack < row[LEAST]:  # there the copy has not all entries
+    if tau + step - slack < row[LEAST]:  # it is not sure that the copy holds all there
         _go_to(tau + step, real, row)
         return
     passed, wrong = _passed(folded[: int(row[TAKES])], real(tau), real(step), real(slack))
