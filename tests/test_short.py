@@ -38,7 +38,7 @@ def look(z, absolute, tau):
         short._look(z, absolute, copies[0], known[0], log)
         looks[k], kept[k] = known[0], copies[0]
         if k == 1:
-            copy = copies[0, : int(known[0, short.TAKES])]
+            copy = copies[0, : int(known[0, short.KEPT])]
             right = short._passed(copy, real(tau), real(0.1 * tau), real(0.05 * tau))
             left = short._passed(copy, real(tau), real(-0.1 * tau), real(0.05 * tau))
             passed = right, left
@@ -80,7 +80,7 @@ def test_passes(dtype, absolute, n):
     rtol = 1e-6 if dtype == np.float32 else 1e-14
     least = 0.0
     if simd.COMPRESS and copies[0].nbytes >= short.KEEP_FROM:  # some entries are left out
-        least = float(dtype(short.LEFT * tau))
+        least = float(dtype(short.KEEP_ABOVE * tau))
     for known, copy, theta, above in zip(
         looks, copies, (0.0, tau, 0.5 * tau), (0.0, least, 0.0), strict=True
     ):
@@ -88,7 +88,7 @@ def test_passes(dtype, absolute, n):
         assert known[short.NU] == d.size
         np.testing.assert_allclose(known[short.S], d.sum(), rtol=rtol)
         np.testing.assert_allclose(known[short.Q], (d * d).sum(), rtol=rtol)
-        kept, takes = a[a > above] if above > 0.0 else a, int(known[short.TAKES])
+        kept, takes = a[a > above] if above > 0.0 else a, int(known[short.KEPT])
         assert known[short.LEAST] == above
         assert 0 <= takes - kept.size < 2 * 64 // z.itemsize
         np.testing.assert_array_equal(copy[:takes], np.append(kept, np.zeros(takes - kept.size)))

@@ -29,7 +29,7 @@ BYTES, LONGEST = 1 << 13, 1 << 15  # of the rows that are searched together, and
 STEPS = 9  # at most; the third may be the last
 FETCHES = 4  # the next rows are fetched in parts, while the first steps are done
 BACK = 0.8  # of a τ that is too far right
-LEFT = 0.8  # of the guess: what lies below, a copy does not keep
+KEEP_ABOVE = 0.8  # of the guess: a copy loses what lies below
 KEEP_FROM = 1 << 11  # bytes of a copy from which that pays
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
@@ -41,7 +41,7 @@ TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no l
 # the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, ν at
 # the τ before; and of its copy, how many places are taken, and above what it has all entries (+inf:
 # there is none).
-VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, TAKES, LEAST = range(10)
+VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, KEPT, LEAST = range(10)
 FIELDS = LEAST + 1
 
 
@@ -189,11 +189,11 @@ def _look(z, absolute, folded, row, log):
     taken = int(row[TAKEN])
     if row[TAU] < row[LEAST]:
         nu, s, q = _fold(z, absolute, folded)
-        row[TAKES], row[LEAST] = folded.size, 0.0
+        row[KEPT], row[LEAST] = folded.size, 0.0
     elif taken == 1 and folded.size * folded.itemsize >= KEEP_FROM:
-        row[TAKES], row[LEAST] = _keep(folded, z.dtype.type(LEFT * row[TAU]))
+        row[KEPT], row[LEAST] = _keep(folded, z.dtype.type(KEEP_ABOVE * row[TAU]))
     if taken > 0:
-        nu, s, q = _sums(folded[: int(row[TAKES])], z.dtype.type(row[TAU]))
+        nu, s, q = _sums(folded[: int(row[KEPT])], z.dtype.type(row[TAU]))
     if taken < log.size:
         log[taken] = nu
     row[NU], row[S], row[Q], row[TAKEN], row[BEFORE] = nu, s, q, taken + 1.0, row[NU]
@@ -292,10 +292,10 @@ def _end(kind, p, folded, row):
     real = folded.dtype.type
     nu, s, q, tau, step = row[NU], row[S], row[Q], row[TAU], row[STEP]
     slack = SLACK * np.finfo(real).eps * (tau + s / nu)
-    if tau + step - slack < row[LEAST]:  # it is not sure that the copy holds all there
+    if row[LEAST] > max(tau + step - slack, 0.0):  # the copy may not hold all there
         _go_to(tau + step, real, row)
         return
-    passed, wrong = _passed(folded[: int(row[TAKES])], real(tau), real(step), real(slack))
+    passed, wrong = _passed(folded[: int(row[KEPT])], real(tau), real(step), real(slack))
     # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
     sharp = _sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
     if wrong <= np.finfo(real).eps * s and sharp:
@@ -374,7 +374,7 @@ def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
     st = m.State(m.GO, 0.0, tau, 0.0, math.inf, -1.0, 0, False, False, taken, 0.0, 0.0)
     while st.status == m.GO:
         if st.anchor + st.offset > row[LEAST]:
-            nu, s, q = passes.sums(copy[: int(row[TAKES])], False, st.anchor, st.offset)
+            nu, s, q = passes.sums(copy[: int(row[KEPT])], False, st.anchor, st.offset)
         else:
             nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
         st = engine.advance(kind, p, tol, st, nu, s, q, log)
