@@ -604,10 +604,7 @@ def _project(
 
 def _are_long(s, workers):
     """Whether threads may share each slice: fewer slices than workers, and long ones."""
-    size = s.length * s.work.itemsize
-    if size < SHARED_FROM or short.suits(s.length, s.work.itemsize):
-        return False
-    return workers > math.prod(s.batch)
+    return s.length * s.work.itemsize >= SHARED_FROM and workers > math.prod(s.batch)
 
 
 def _table(count, levels, rests, norms, full_output):

@@ -57,7 +57,7 @@ def every_array_is_large(monkeypatch):
         (scores, "_PARALLEL_FROM"),
     ):
         # Slices that `short` takes are never shared: by the engine they have other bits.
-        least = short.LONGEST + 1 if name == "WOKEN_FROM" else 0
+        least = short.LONGEST + 1 if name in ("SHARED_FROM", "WOKEN_FROM") else 0
         assert getattr(module, name) > least
         monkeypatch.setattr(module, name, least)
 
