@@ -692,15 +692,11 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         st = advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
         if st.status == m.SOFT and buffer.itemsize == 4 and not two_sided:
-            slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau) if quick else 0.0
-            low = buffer.dtype.type(min(tau, seen.theta) - slack)
-            high = buffer.dtype.type(max(tau, seen.theta) + slack)
             # The sums before were float32's; have those at the last τ led across ties?
-            moved = kind >= m.CAI and _has_moved(st, seen.theta)
-            if quick or (moved and st.passes < PATIENCE):
-                if 32 * passes.count_between(candidates, low, high) > candidates.size:
-                    quick, st = False, _move(st, st.anchor, st.offset, False)
-                    continue
+            moved = kind >= m.CAI and _has_moved(st, seen.theta) and st.passes < PATIENCE
+            if (quick or moved) and _many_between(candidates, seen.theta, tau, quick):
+                quick, st = False, _move(st, st.anchor, st.offset, False)
+                continue
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
         newton = st.nu == nu and not settled
@@ -738,10 +734,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             last, last_nu = seen.theta, nu
             beyond = m.curved_offset(kind, p, nu, s, q, before.offset, step, density)
             if beyond != step and kept < before.anchor + beyond < hi:
-                if not st.pinned:
-                    st = _move(st, before.anchor + beyond, 0.0, False)
-                else:
-                    st = _move(st, before.anchor, beyond, True)
+                st = _step_from(st, before.anchor, beyond)
         if two_sided and newton and not narrowed and NARROW < stored <= buffer.size // 2 - 64:
             tau, narrowed = st.anchor + st.offset, True
             near = 0.125 * abs(tau - seen.theta)  # the error left is of second order
@@ -776,6 +769,23 @@ def _keeps_digits(kind, p, nu, s, step):
 def _has_moved(st, theta):
     """Whether the τ of a verdict is not, but for rounding, where its sums were taken."""
     return abs(st.anchor + st.offset - theta) > 2.0**-40 * (st.s / st.nu)
+
+
+@helper
+def _step_from(st, anchor, offset):
+    """The state `st`, to be evaluated next at another τ: still from the anchor if it is pinned."""
+    if st.pinned:
+        return _move(st, anchor, offset, True)
+    return _move(st, anchor + offset, 0.0, False)
+
+
+@helper
+def _many_between(candidates, theta, tau, rounded):
+    """Whether more than a few entries lie between two values of τ, or, if `rounded`, at one."""
+    real = candidates.dtype.type
+    slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau) if rounded else 0.0
+    low, high = real(min(theta, tau) - slack), real(max(theta, tau) + slack)
+    return 32 * passes.count_between(candidates, low, high) > candidates.size
 
 
 @helper
@@ -846,101 +856,49 @@ def _anchor_too_far(level, known):
 
 
 @helper
-def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
-    """Add up the pass's results and choose the next job.
-
-    `log` takes the support size of each pass, as far as it has room.
-    """
+def _ended(job, kind, absolute, p, z, buffer, stored, st, known, early, l2):
+    """Write by a verdict, unless the sums that it comes from, `known`, have to be checked."""
     inlined()
-    l2 = job.l2
-    st = job.state
-    if job.heads:
-        return _after_heads(job, kind, p, z, buffer, held, part)
-    early = job.action == BAND and job.early and few.size > 0
-    if early and part[:, STORED].min() < 0.0:  # no room in some chunk
-        return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, False)
-    if part[:, FINITE].min() == 0.0:
-        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
-    if job.action == SQUARES or (job.action == BAND and l2 < 0.0):
-        column = Q if job.action == SQUARES else SQUARE
-        q = 0.0
-        for c in range(part.shape[0]):
-            q += part[c, column]
-        # Squares of negative entries, which the search has not seen, may overflow.
-        l2 = math.sqrt(q) if q < 1e200 else passes.norm(z)
-    if job.action == SQUARES:
-        return _write_job(st, l2)
-    if early:
-        buffer = held
-    nu, s, q, stored = _collect(buffer, part)
-    if job.kept >= 0:
-        nu, s, q = nu + job.known.nu, s + job.known.s, q + job.known.q
-        for i in range(job.kept):
-            buffer[stored + i] = held[i]
-        stored += job.kept
-    if job.action == BAND:
-        if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
-            if not _in_range(kind, st.anchor * st.anchor + q):
-                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-        above = Known(job.hi, st.anchor, nu, s, q)
-        st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
-    else:
-        at_zero = st.anchor == 0.0 and st.offset == 0.0
-        if job.action == OWN and z.itemsize == 4 and at_zero:
-            if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):
-                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-            if _rough_start(kind, p, nu, s, q):
-                return _sums_job(st, l2, job.samples)
-        known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
-        # Sums of all entries: zeros, which τ = 0 leaves out, add nothing to them.
-        complete = st.offset == -math.inf and st.anchor == 0.0
-        complete = complete or (at_zero and absolute and (job.action == SUMS or z.itemsize == 8))
-        if complete and l2 < 0.0:
-            l2 = math.sqrt(q)
-        if complete and m.equality_holds(kind, p, l2, tol, s, q):
-            if absolute or passes.nonnegative(z):
-                return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
-        st = advance(kind, p, tol, st, nu, s, q, log)
-        if complete and st.status == m.GO and st.offset == -math.inf:
-            st = advance(kind, p, tol, st, float(z.size), s, q, log)
-        short = GUESS_FROM <= z.size < SAMPLE_FROM
-        if short and st.status == m.GO and st.passes == 1:
-            newton, guess = st.anchor + st.offset, _guess(kind, p, st, nu, s, q)
-            if math.isnan(guess):
-                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-            if guess > -math.inf:
-                # Kept: what lies above a point well left of the guess.
-                lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
-                st = _move(st, guess, 0.0, False)
-                return _band_job(st, lo, math.inf, False, False, l2, job.samples, False)
-    if st.status != m.GO:
-        rough = job.action == OWN and job.state.anchor == 0.0 and z.itemsize == 4
-        if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
-            rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
-        again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
-        again = again and job.samples <= TIES  # once
-        if again and _has_moved(st, known.theta):
-            # The support before may have been that of float32 sums: is it still the same here?
-            st = m.State(
-                m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
-                st.passes, 0.0, 0.0,
-            )  # fmt: skip
-            return _sums_job(st, l2, TIES + 1)
-        if st.status == m.SOFT and rough:
-            return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
-        if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
-            return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
-        if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
-            st = _near_top(st, absolute, p, z)
-        early = early and st.status == m.SOFT and st.anchor + st.offset >= job.lo
-        return _last_job(kind, st, l2, early)
+    rough = job.action == OWN and job.state.anchor == 0.0 and z.itemsize == 4
+    if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
+        rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
+    again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
+    again = again and job.samples <= TIES  # once
+    if again and _has_moved(st, known.theta):
+        # The support before may have been that of float32 sums: is it still the same here?
+        st = m.State(
+            m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
+            st.passes, 0.0, 0.0,
+        )  # fmt: skip
+        return _sums_job(st, l2, TIES + 1)
+    if st.status == m.SOFT and rough:
+        return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
+    if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
+        return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
+    if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
+        st = _near_top(st, absolute, p, z)
+    early = early and st.status == m.SOFT and st.anchor + st.offset >= job.lo
+    return _last_job(kind, st, l2, early)
+
+
+@helper
+def _go_on(job, kind, absolute, p, z, buffer, st, known, l2):
+    """The next pass, where the last one, with `known` sums, led to no verdict."""
+    inlined()
+    if job.action != BAND and st.passes == 1 and GUESS_FROM <= z.size < SAMPLE_FROM:
+        newton, guess = st.anchor + st.offset, _guess(kind, p, st, known.nu, known.s, known.q)
+        if math.isnan(guess):
+            return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)
+        if guess > -math.inf:
+            # Kept: what lies above a point well left of the guess.
+            lo = np.float64(z.dtype.type(guess - 0.4 * (guess - newton)))
+            st = _move(st, guess, 0.0, False)
+            return _band_job(st, lo, math.inf, False, False, l2, job.samples, False)
     if job.action == BAND and st.pinned and job.state.pinned:
         if st.nu >= 0.0 and st.anchor == job.state.anchor:  # leave the band's anchor
             st = _split(st, z)
-        elif st.anchor != job.state.anchor:  # `advance` wants the sums from there, to end it
-            return _sums_job(st, l2, job.samples)
-        elif kind >= m.CAI and _anchor_too_far(p, known):
-            return _sums_job(st, l2, job.samples)
+        elif st.anchor != job.state.anchor or (kind >= m.CAI and _anchor_too_far(p, known)):
+            return _sums_job(st, l2, job.samples)  # `advance` wants them from there, to end it
         else:  # only the band pinned it
             st = _move(st, st.anchor, st.offset, False)
     tau = st.anchor + st.offset
@@ -971,6 +929,77 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, False)
     return _plain_job(st, l2, job.samples)
+
+
+@helper
+def _from_sums(job, kind, absolute, p, tol, z, known, l2, log):
+    """The state that follows from the sums of a whole pass, and the norm, where they give it."""
+    inlined()
+    st, nu, s, q = job.state, known.nu, known.s, known.q
+    at_zero = st.anchor == 0.0 and st.offset == 0.0
+    # Sums of all entries: zeros, which τ = 0 leaves out, add nothing to them.
+    complete = st.offset == -math.inf and st.anchor == 0.0
+    complete = complete or (at_zero and absolute and (job.action == SUMS or z.itemsize == 8))
+    if complete and l2 < 0.0:
+        l2 = math.sqrt(q)
+    if complete and m.equality_holds(kind, p, l2, tol, s, q):
+        if absolute or passes.nonnegative(z):
+            return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q).state, l2
+    st = advance(kind, p, tol, st, nu, s, q, log)
+    if complete and st.status == m.GO and st.offset == -math.inf:
+        st = advance(kind, p, tol, st, float(z.size), s, q, log)
+    return st, l2
+
+
+@helper
+def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
+    """Add up the pass's results and choose the next job.
+
+    `log` takes the support size of each pass, as far as it has room.
+    """
+    inlined()
+    st, l2 = job.state, job.l2
+    if job.heads:
+        return _after_heads(job, kind, p, z, buffer, held, part)
+    early = job.action == BAND and job.early and few.size > 0
+    if early and part[:, STORED].min() < 0.0:  # no room in some chunk
+        return _band_job(st, job.lo, job.hi, job.rare, False, l2, job.samples, False)
+    if part[:, FINITE].min() == 0.0:
+        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
+    if job.action == SQUARES or (job.action == BAND and l2 < 0.0):
+        column = Q if job.action == SQUARES else SQUARE
+        q = 0.0
+        for c in range(part.shape[0]):
+            q += part[c, column]
+        # Squares of negative entries, which the search has not seen, may overflow.
+        l2 = math.sqrt(q) if q < 1e200 else passes.norm(z)
+    if job.action == SQUARES:
+        return _write_job(st, l2)
+    if early:
+        buffer = held
+    nu, s, q, stored = _collect(buffer, part)
+    if job.action == BAND:
+        if job.kept >= 0:
+            nu, s, q = nu + job.known.nu, s + job.known.s, q + job.known.q
+            for i in range(job.kept):
+                buffer[stored + i] = held[i]
+            stored += job.kept
+        if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
+            if not _in_range(kind, st.anchor * st.anchor + q):
+                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+        above = Known(job.hi, st.anchor, nu, s, q)
+        st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
+    else:
+        if job.action == OWN and z.itemsize == 4 and st.anchor == 0.0 and st.offset == 0.0:
+            if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):
+                return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
+            if _rough_start(kind, p, nu, s, q):
+                return _sums_job(st, l2, job.samples)
+        known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
+        st, l2 = _from_sums(job, kind, absolute, p, tol, z, known, l2, log)
+    if st.status != m.GO:
+        return _ended(job, kind, absolute, p, z, buffer, stored, st, known, early, l2)
+    return _go_on(job, kind, absolute, p, z, buffer, st, known, l2)
 
 
 @helper
