@@ -1,6 +1,6 @@
 """Sparse projections for NumPy arrays, of vectors and of groups of a matrix, and NMF.
 
-Names are loaded on first use: ``import conehoyer`` imports NumPy alone.
+Names are loaded on first use: ``import conehoyer`` imports nothing else, not even NumPy.
 """
 
 import importlib

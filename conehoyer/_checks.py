@@ -49,7 +49,7 @@ class Slices:
 
 def slack(dtype, work) -> float:
     """Relative slack of the feasibility test."""
-    if dtype.itemsize < 4:  # float16 and bfloat16: twice the rounding unit
+    if dtype.itemsize < 4:  # float16 and bfloat16: twice the machine epsilon
         return 2.0 * MACHINE_EPSILON[dtype.name]
     return _SLACK[work]
 
@@ -406,6 +406,14 @@ def real(value, name) -> float:
         raise TypeError(f"{name} must be a real number, got {value!r}") from None
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def real_in(value, name, low=0.0, high=math.inf, what="finite and >= 0") -> float:
+    """A real number in [low, high)."""
+    number = real(value, name)
+    if not low <= number < high:
+        raise ValueError(f"{name} must be {what}, got {value!r}")
+    return number
 
 
 def integer(value, name, least, most=math.inf) -> int:

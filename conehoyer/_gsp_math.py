@@ -4,7 +4,7 @@ Vector i has the threshold τ_i = μ·β_i.  A pass takes the sums over the supp
 `advance` adds up over the vectors and chooses the next μ.  With z_i along (a_i − τ_i)₊, the
 equation is Σβ_i(‖z_i‖₁ − 1) = r(1 − s).
 
-The step is Newton's on the supports, not on the tangent: `excess` predicts the left side
+The step is Newton's on the supports, not on the tangent: `excess_at` predicts the left side
 for every μ with the supports kept as they are, and `step` solves that scalar equation.
 The prediction is never above the truth.  (To the right, the entries that leave the support
 would count with d < 0: less in the numerator, more in the denominator.  To the left, the

@@ -70,6 +70,20 @@ def two_sum(a, b):
 
 
 @register_jitable
+def two_product(a, b):
+    """Return fl(a·b) and the rounding error, exactly unless it underflows (Dekker)."""
+    product = a * b
+    shifted = 134217729.0 * a
+    a_high = shifted - (shifted - a)
+    a_low = a - a_high
+    shifted = 134217729.0 * b
+    b_high = shifted - (shifted - b)
+    b_low = b - b_high
+    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+    return product, rest
+
+
+@register_jitable
 def level_excess(level, s, q):
     """Positive where (Σd)² exceeds level·Σd²: τ lies left of the solution."""
     return s * s - level * q
@@ -256,6 +270,15 @@ def delicate(level, nu):
 
 
 @register_jitable
+def with_tau(st, anchor, offset, nu, pinned):
+    """The state `st`, to be evaluated next at this τ."""
+    return State(
+        GO, anchor, offset, st.lo, st.hi, nu, st.overshoots, pinned, st.at_zero, st.passes,
+        0.0, 0.0,
+    )  # fmt: skip
+
+
+@register_jitable
 def advance(kind, p, tol, st, nu, s, q):
     """One step of the search for τ.
 
@@ -378,11 +401,11 @@ def advance(kind, p, tol, st, nu, s, q):
         solved = solved or (st.overshoots >= 4 and not left and little)
         # Back only to mend rounding: where the same entries meet the constraint to the last bit.
         mends = close and nu == st.nu and not idle and move <= near * gap
-        if solved and left and not everything and not mends:
+        if solved and left and not mends:
             step = max(step, offset)
         if not signed:
             step = max(step, -anchor)
-        if solved and cone and st.overshoots == 0 and not everything and delicate(p, nu):
+        if solved and cone and st.overshoots == 0 and delicate(p, nu):
             # Once more without the entries that lie on τ but for rounding.
             beyond = step + 2.0**-50 * (s / nu - step)
             return State(GO, anchor, beyond, lo, hi, st.nu, 1, True, at_zero, passes, 0.0, 0.0)
@@ -511,22 +534,30 @@ def refined(level, rest, st):
 
 
 @register_jitable
-def refined_step(level, rest, st, nu, s, q):
-    """The same from these sums at the state's τ, of another support; never to the left of it."""
-    offset = newton_offset(HOYER, level, nu, s, q) if nu > level else st.offset
+def _soft_at(st, offset, nu, s, q):
+    """The verdict at this offset, from sums on another support."""
     sd, qd = sums_at(nu, s, q, offset)
-    here = State(
+    return State(
         SOFT, st.anchor, offset, st.lo, st.hi, nu, st.overshoots, st.pinned, st.at_zero,
         st.passes + 1, sd, qd,
     )  # fmt: skip
-    found = refined(level, rest, here)
-    if found.offset >= st.offset:
-        return found
-    sd, qd = sums_at(nu, s, q, st.offset)
-    return State(
-        SOFT, st.anchor, st.offset, st.lo, st.hi, nu, st.overshoots, st.pinned, st.at_zero,
-        st.passes + 1, sd, qd,
-    )  # fmt: skip
+
+
+@register_jitable
+def refined_step(level, rest, st, nu, s, q):
+    """The same from these sums at the state's τ, of another support; never to the left of it."""
+    offset = newton_offset(HOYER, level, nu, s, q) if nu > level else st.offset
+    found = refined(level, rest, _soft_at(st, offset, nu, s, q))
+    return found if found.offset >= st.offset else _soft_at(st, st.offset, nu, s, q)
+
+
+@register_jitable
+def root_less_one(n):
+    """√n − 1 as the sum of two floats."""
+    root = math.sqrt(n)
+    square, rest = two_product(root, root)
+    root_low = ((n - square) - rest) / (2.0 * root)
+    return two_sum(root - 1.0, root_low)  # root − 1 is exact
 
 
 @register_jitable
@@ -671,32 +702,9 @@ def interpolation(level, nu, mean, squares):
 
 
 @register_jitable
-def two_product(a, b):
-    """Return fl(a·b) and the rounding error, exactly unless it underflows (Dekker)."""
-    product = a * b
-    shifted = 134217729.0 * a
-    a_high = shifted - (shifted - a)
-    a_low = a - a_high
-    shifted = 134217729.0 * b
-    b_high = shifted - (shifted - b)
-    b_low = b - b_high
-    rest = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return product, rest
-
-
-@register_jitable
 def next_above(a):
     """The next float above a; one unit in the last place is between half of this step and it."""
     return a + max(abs(a) * (2.0**-53 + 2.0**-73), 5e-324)
-
-
-@register_jitable
-def root_less_one(n):
-    """√n − 1 as the sum of two floats."""
-    root = math.sqrt(n)
-    square, rest = two_product(root, root)
-    root_low = ((n - square) - rest) / (2.0 * root)
-    return two_sum(root - 1.0, root_low)  # root − 1 is exact
 
 
 @register_jitable

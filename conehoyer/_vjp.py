@@ -159,7 +159,7 @@ def ray(x, y, eps=None):
 
 
 def scaled_cone(g, x, y, eps=None):
-    """``κ·(g_A − Πg) + x⟨x, g⟩/‖x‖²``: CAI where the constraint was not met."""
+    """``κ·(g_A − Πg) + x⟨x, g⟩/‖x‖²``: CAI where the constraint was not met, norms included."""
     r = ray(x, y, eps)
     return r.across(g) + r.along(g)
 
@@ -380,11 +380,6 @@ def _shrunk(g, x, y, u, kept, partition, through):
     stays = torch.where(partition.spread(changed, y), on, partition.spread(kept, y))
     own = torch.where(stays, g - s * partition.spread(mean, y), 0)
     return own + y.sign() * partition.spread(gv, y)
-
-
-def outer_cone(g, u, v, eps):
-    """The norms' projection for a level."""
-    return scaled_cone(g, u, v, eps)
 
 
 def outer_ball(g, u, v, eps):

@@ -21,6 +21,7 @@ from ._threads import resolve_workers, run_split, team
 from .levels import levels_of_rows
 
 _MOST = float(np.finfo(float).max)
+_ROOM = 2.0**-32  # of all floats: what norms are projected to exceeds them by √number at most
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
@@ -292,6 +293,9 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     """
     clip = inner == kernels.LINF
     norms, unit = _groups.norms(z, parts, inner, workers)
+    if clip and kind == m.CAI and passes.largest(norms, True) > _ROOM * np.finfo(norms.dtype).max:
+        unit = 0.5 * _ROOM
+        norms *= unit
     if unit != 1.0 and kind == m.L1:
         info[WANTED] = float(info[WANTED]) * unit  # of floats of Python none overflows loudly
     u = np.empty_like(norms)
@@ -309,14 +313,17 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     elif inner == kernels.L1:
         _shrink(z, parts, slack, u, norms, unit, out, workers)
     else:
+        if clip and unit != 1.0:
+            with np.errstate(over="ignore"):  # no bound then
+                u /= u.dtype.type(unit)
         task = partial(kernels.apply, z, *parts.layout, u, norms[:0] if clip else norms, out)
         run_split(task, len(z), workers)
     if unit != 1.0:
         with np.errstate(over="ignore"):  # beyond all floats they are inf
             radii /= unit
-            info[1] /= unit
+            info[THRESHOLD] /= unit
             if kind == m.L1:
-                info[2] /= unit
+                info[REACHED] /= unit
 
 
 def _shrink(z, parts, slack, radii, norms, unit, out, workers):

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import MOST, as_array, check_apart, integer, real, result_dtype
+from ._checks import MOST, as_array, check_out, integer, real, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
+from ._cpu.simd import PLAIN as _PLAIN
 from ._threads import resolve_workers, run_parts, run_split
 
 __all__ = [
@@ -44,7 +45,6 @@ __all__ = [
 ]
 
 _PARALLEL_FROM = 1 << 23  # multiplications below which one thread is faster
-_PLAIN = os.environ.get("CONEHOYER_SIMD") == "0"
 _KINDS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -138,14 +138,13 @@ class BlockPattern:
         if shape is None:
             shape = kept.shape[0] * height, kept.shape[1] * width
         self.shape = _sides(shape, "shape", 0)
-        grid = -(-self.shape[0] // height), -(-self.shape[1] // width)
-        if kept.shape != grid:
+        if kept.shape != self.grid:
             raise ValueError(
-                f"kept must have shape {grid} for a matrix of shape {self.shape} in blocks of "
+                f"kept must have shape {self.grid} for a matrix of shape {self.shape} in blocks of "
                 f"{self.block_shape}, got {kept.shape}"
             )
         rows, self.indices = (place.astype(np.intp) for place in np.nonzero(kept))
-        self.indptr = np.searchsorted(rows, np.arange(grid[0] + 1))
+        self.indptr = np.searchsorted(rows, np.arange(self.grid[0] + 1))
 
     @classmethod
     def _of(cls, shape, block_shape, indptr, indices):
@@ -426,11 +425,7 @@ class BlockSparse:
         return cls(pattern, values, layout)
 
     def __repr__(self):
-        return f"<BlockSparse: {self._text()}>"
-
-    def _text(self):
-        head, tail = self.pattern._describe().split(", ", 1)
-        return f"{head}, {self.dtype}, {tail}"
+        return f"<BlockSparse: {self.pattern._describe(f'{self.dtype}, ')}>"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -596,8 +591,7 @@ class BlockSparse:
     def T(self) -> "BlockSparse":  # noqa: N802 (NumPy's name)
         """The transposed matrix, made at the first use."""
         pattern = self.pattern
-        turned = np.lexsort((pattern._rows, pattern.indices))
-        indptr = np.searchsorted(pattern.indices[turned], np.arange(pattern.grid[1] + 1))
+        turned, indptr = pattern._by_columns
         mirror = BlockPattern._of(
             self.shape[::-1], self.block_shape[::-1], indptr, pattern._rows[turned]
         )
@@ -692,7 +686,7 @@ class BlockSparse:
             return self.astype(dtype).matmul(x, bias=bias, out=out, workers=workers)
         shape = (*x.shape[:-2], height, x.shape[-1]) if upright else (height,)
         if out is not None:
-            _check_out(out, shape, dtype)
+            check_out(out, shape, dtype)
         if bias is not None:
             bias = as_array(bias, "bias")
             if bias.shape != (height,):
@@ -784,18 +778,6 @@ def _transpose(x, result, workers):
         return
     square = (0,) * tiles.lanes_of(x.dtype)
     run_split(functools.partial(kernels.transpose, square, x, result), x.shape[0], workers)
-
-
-def _check_out(out, shape, dtype):
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(
-            f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
-        )
-    if not out.flags.writeable:
-        raise ValueError("out must be writable")
-    check_apart(shape, out.strides)
 
 
 def _threads(workers, work) -> int:
@@ -1190,12 +1172,11 @@ def best_block_shape(
         raise ValueError("shapes must name at least one block shape")
     n_cols = integer(n_cols, "n_cols", 1)
     size = tuple(min(max(side, 512), 1024) for side in w.shape)  # small ones are all overhead
-    costs = []
+    places, costs = np.argwhere(w), []
     for shape in shapes:
         height, width = shape
         per_row, per_block = _cost(shape, size, w.dtype.name, n_cols)
         rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)
-        places = np.argwhere(w)
         kept = np.unique(places[:, 0] // height * columns + places[:, 1] // width).size
         seconds = per_row * rows + per_block * kept
         costs.append(ShapeCost(shape, kept, kept / max(rows * columns, 1), seconds))
@@ -1232,4 +1213,4 @@ def _cost(shape, size, dtype, n_cols) -> tuple[float, float]:
         points.append((pattern.n_blocks, _quickest(product)))
     (few, quick), (many, slow) = points
     per_block = max((slow - quick) / max(many - few, 1), slow / max(many, 1) / 10, 1e-12)
-    return max(quick - few * per_block, 0.0) / -(-size[0] // shape[0]), per_block
+    return max(quick - few * per_block, 0.0) / grid[0], per_block

@@ -258,9 +258,9 @@ def nmf_hals(
     """
     rank = _checks.integer(rank, "rank", 1, _checks.MOST)
     max_iter = _checks.integer(max_iter, "max_iter", 0)
-    tol = _number(tol, "tol")
-    alpha = _number(alpha, "alpha")
-    epsilon = _number(epsilon, "epsilon")
+    tol = _checks.real_in(tol, "tol")
+    alpha = _checks.real_in(alpha, "alpha")
+    epsilon = _checks.real_in(epsilon, "epsilon")
     level_w = _levels(level_w, "level_w", rank)
     level_h = _levels(level_h, "level_h", rank)
     workers = resolve_workers(workers)
@@ -294,13 +294,6 @@ def _generator(rng):
         raise type(error)(
             f"rng must be None, a seed or a numpy.random.Generator, got {rng!r}"
         ) from None
-
-
-def _number(value, name):
-    number = _checks.real(value, name)
-    if not 0.0 <= number < math.inf:
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-    return number
 
 
 def _levels(value, name, rank):
@@ -396,8 +389,7 @@ class _Data:
         if array.ndim != 2:
             raise ValueError(f"x must be a matrix, got {array.ndim} dimensions")
         self.shape = array.shape
-        self.dtype = _checks.result_dtype(array.dtype, "x")
-        self.work = np.dtype(np.float32 if self.dtype.itemsize <= 4 else np.float64)
+        self.dtype, self.work = _checks.dtypes(array, "x")
         if self.sparse:
             array = array.tocsr().astype(self.work, copy=False)
             if not array.has_canonical_format:
@@ -809,7 +801,7 @@ class _Run:
             if self.gram_w is None:
                 self._multiply_back()
             total += self.h.stationarity(self.gram_w, self.product_h)
-        return math.sqrt(total) / self.data.norm if self.data.norm > 0.0 else math.sqrt(total)
+        return math.sqrt(total) / self.data.norm
 
     def _factors(self, live):
         """W and H in the data's unit, and unless they live on, in its dtype."""

@@ -402,12 +402,9 @@ class SparseAdamW:
             )
         return list(grads)
 
-    def _label(self, place):
-        return f"parameter {self._names[place]!r}" if self._names else f"parameter {place}"
-
     def _gradient(self, grad, place, p, taken, workers):
         """A gradient as the kernels take it, checked."""
-        label = self._label(place)
+        label = _label(self._names, place)
         state = self._state[place]
         if not p.flags.writeable or (state is not None and state.first.shape != p.shape):
             raise ValueError(f"{label} has become read-only or changed its shape")
@@ -610,7 +607,7 @@ def _check_params(arrays, names):
         raise ValueError("params: either all parameters have names, or none has one")
     if len(set(names)) != len(names):
         raise ValueError(f"params: a name appears twice in {names}")
-    labels = [f"parameter {name!r}" for name in names or range(len(arrays))]
+    labels = [_label(names, k) for k in range(len(arrays))]
     for label, p in zip(labels, arrays, strict=True):
         if not isinstance(p, np.ndarray) or isinstance(p, np.ma.MaskedArray):
             raise TypeError(f"params: {label} must be an ndarray, got {type(p).__name__}")
@@ -629,6 +626,11 @@ def _check_params(arrays, names):
                 if np.shares_memory(arrays[j], arrays[k], max_work=10_000):
                     one, other = labels[max(j, k)], labels[min(j, k)]
                     raise ValueError(f"params: {one} shares memory with {other}")
+
+
+def _label(names, k):
+    """What errors call a parameter: by its name if it has one."""
+    return f"parameter {names[k]!r}" if names else f"parameter {k}"
 
 
 def _masks(mask, arrays, names, make=np.array):
@@ -652,7 +654,7 @@ def _masks(mask, arrays, names, make=np.array):
     result = []
     for k, (one, p) in enumerate(zip(mask, arrays, strict=True)):
         if one is not None:
-            label = f"parameter {names[k]!r}" if names else f"parameter {k}"
+            label = _label(names, k)
             one = make(one, order="C")
             if one.dtype != np.bool_:
                 raise TypeError(f"mask of {label} must be boolean, got dtype {one.dtype}")
@@ -660,14 +662,6 @@ def _masks(mask, arrays, names, make=np.array):
                 raise ValueError(f"mask of {label} must have its shape {p.shape}, got {one.shape}")
         result.append(one)
     return result
-
-
-def _number(value, name, low=0.0, high=math.inf, what="finite and >= 0"):
-    """A real number in [low, high)."""
-    number = _checks.real(value, name)
-    if not low <= number < high:
-        raise ValueError(f"{name} must be {what}, got {value!r}")
-    return number
 
 
 def _pair(value, name):
@@ -678,20 +672,21 @@ def _pair(value, name):
 
 def _checked(group) -> _Checked:
     """The options of a group, or the error that names the wrong one."""
-    lr, l1 = _number(group["lr"], "lr"), _number(group["l1"], "l1")
+    lr, l1 = _checks.real_in(group["lr"], "lr"), _checks.real_in(group["l1"], "l1")
     beta1, beta2 = (
-        _number(beta, "betas", 0.0, 1.0, "in [0, 1)") for beta in _pair(group["betas"], "betas")
+        _checks.real_in(beta, "betas", 0.0, 1.0, "in [0, 1)")
+        for beta in _pair(group["betas"], "betas")
     )
     # The least eps that is a normal number in float32: 0/0 would be NaN.
-    eps = _number(group["eps"], "eps", 2.0**-126, what=f"finite and >= {2.0**-126:.3g}")
-    weight_decay = _number(group["weight_decay"], "weight_decay")
+    eps = _checks.real_in(group["eps"], "eps", 2.0**-126, what=f"finite and >= {2.0**-126:.3g}")
+    weight_decay = _checks.real_in(group["weight_decay"], "weight_decay")
     height, width = (
         _checks.integer(side, "groups", 1) for side in _pair(group["groups"], "groups")
     )
     every = group["reweight_every"]
     if every is not None:
         every = _checks.integer(every, "reweight_every", 1)
-    reweight_eps = _number(
+    reweight_eps = _checks.real_in(
         group["reweight_eps"], "reweight_eps", 2.0**-126, what=f"finite and >= {2.0**-126:.3g}"
     )
     constraint = group["constraint"]

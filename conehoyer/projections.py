@@ -636,7 +636,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, workers):
 
 
 def _are_left(table, strict):
-    """Whether there are rows for the engine: if all are wanted though some are not finite."""
+    """Whether rows are left for the engine: none if `strict` and one is not finite."""
     status = table[:, STATUS]
     return not status.all() and not (strict and (status == m.NONFINITE).any())
 

@@ -326,7 +326,7 @@ def _of_groups(job, g, x, y, radii):
     if options.get("radius") is not None:
         outer = _vjp.outer_ball
     else:
-        outer = _vjp.outer_within if options.get("feasible", False) else _vjp.outer_cone
+        outer = _vjp.outer_within if options.get("feasible", False) else _vjp.scaled_cone
     inner = options.get("inner", "linf")
     return _vjp.bilevel(g, x, y, u, partition, inner, outer).reshape(shape)
 

@@ -162,6 +162,26 @@ def test_a_thousand_matrices_hold_their_level():
     assert np.any(ch.hoyer_score(loose) > level * 1.05)  # the printed algorithm does not
 
 
+@pytest.mark.parametrize("groups", ["columns", "rows", (1, 3)], ids=str)
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("feasible", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_norms_that_are_projected_beyond_all_floats(dtype, feasible, inner, groups, workers):
+    y = np.array([[0.9, 0.9, 0.5], [-0.2, 0.8, 0.4], [0.1, -0.7, 0.0]], dtype)  # with a tie or not
+    most = np.finfo(dtype).maxexp
+    for z in (y, y[1:], y.T.copy()):
+        kwargs = {"groups": groups, "inner": inner, "feasible": feasible, "full_output": True}
+        expected, wanted = ch.project_bilevel(z, 1.5, **kwargs, workers=workers)
+        x, info = ch.project_bilevel(np.ldexp(z, most), 1.5, **kwargs, workers=workers)
+        np.testing.assert_allclose(np.ldexp(x, -most), expected, rtol=1e-13 if most > 999 else 1e-6)
+        np.testing.assert_array_equal(info.kept, wanted.kept)
+        np.testing.assert_allclose(info.level, wanted.level, rtol=1e-6)
+        with np.errstate(over="ignore"):  # such radii are infinite
+            radii = np.ldexp(wanted.radii, most)
+        np.testing.assert_allclose(info.radii, radii, rtol=1e-6)
+
+
 @pytest.mark.parametrize("groups", KINDS, ids=str)
 def test_feasible_input_comes_back_bit_for_bit(groups):
     y = np.random.default_rng(5).standard_normal((9, 8))

@@ -191,11 +191,11 @@ def test_out(block):
 
 def test_out_must_fit():
     bs = compress(np.eye(4), (2, 2))
-    with pytest.raises(ValueError, match=r"out must have shape \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"out must have the result's shape \(4, 3\)"):
         bs.matmul(np.ones((4, 3)), out=np.ones((4, 2)))
     with pytest.raises(ValueError, match="dtype float64, got"):
         bs.matmul(np.ones((4, 3)), out=np.ones((4, 3), np.float32))
-    with pytest.raises(TypeError, match="out must be an ndarray, got list"):
+    with pytest.raises(TypeError, match="out must be a NumPy array, got list"):
         bs.matmul(np.ones((4, 3)), out=[])
     locked = np.ones((4, 3))
     locked.flags.writeable = False

@@ -17,7 +17,7 @@ BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a
 def columns_at_once(x, workers):
     """How many neighbouring columns of x become rows at a time: full cache lines, if it can."""
     count, n, columns = x.shape
-    line = 64 // x.itemsize
+    line = simd.LINE // x.itemsize
     most = -(-columns * count // workers)  # something to do for every worker
     wanted = min(BYTES // (n * x.itemsize), most) // line * line
     return min(max(wanted, line), most, columns)

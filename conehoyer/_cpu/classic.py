@@ -287,8 +287,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
                 low, high = min(low, packed[i]), max(high, packed[i])
                 mean += packed[i]
             mean /= count
-            if level >= count:
-                factor = 0.0  # only the constant vector is left
+            if level >= count:  # only the constant vector is left
                 status = m.FLAT if count == n else m.TIED
                 break
             if low == high:

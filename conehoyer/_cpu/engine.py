@@ -1,6 +1,6 @@
 """The threshold engine on the CPU: which pass comes next, and the drivers.
 
-One slice is projected in three kinds of steps.  `begin` and `proceed` decide (scalars
+One slice is projected in three kinds of steps.  `begin` and `_proceed` decide (scalars
 and a few thousand entries), `run_pass` and `write` do the work on chunks of the slice,
 by one thread or by several.  Chunks and the order in which their sums are added do not
 depend on the number of threads, so the result has the same bits for any number.
@@ -128,7 +128,7 @@ def _band_job(st, lo, hi, rare, early, l2, samples, heads):
 
 @helper
 def _own_job(st, l2, samples):
-    """The same in the data's own precision."""
+    """A pass that takes the sums at the state's τ in the data's own precision."""
     return _job(OWN, st, False, l2, samples)
 
 
@@ -184,7 +184,7 @@ def _unsigned(kind, st):
     return m.CAI if kind == m.HOYER and st.lo >= 0.0 else kind
 
 
-@kernel
+@helper
 def chunks_of(n):
     """Number of chunks of a slice of length n."""
     return max((n + CHUNK - 1) // CHUNK, 1)
@@ -204,11 +204,11 @@ def room_for_chunks(n):
 
 @kernel
 def room_to_hold(n):
-    """Length of the array for the entries that are stored while results are written early."""
+    """Length of the array for what is stored while results are written early, or kept of heads."""
     return chunks_of(n) * HOLD + 64 if n >= SAMPLE_FROM else 0
 
 
-@kernel
+@helper
 def marks_of(n):
     """Scratch for a pass over a slice of length n, one for each thread."""
     return passes.marks_for(min(n, CHUNK))
@@ -230,10 +230,7 @@ def _words(few, place, count):
 @helper
 def _move(st, anchor, offset, pinned):
     """The state `st`, to be evaluated next at a τ that is no Newton step."""
-    return m.State(
-        m.GO, anchor, offset, st.lo, st.hi, -1.0, st.overshoots, pinned, st.at_zero,
-        st.passes, 0.0, 0.0,
-    )  # fmt: skip
+    return m.with_tau(st, anchor, offset, -1.0, pinned)
 
 
 @helper
@@ -243,10 +240,7 @@ def _split(st, z):
     anchor = np.float64(z.dtype.type(tau))
     if anchor > tau or (anchor == tau and rest < 0.0):
         anchor = np.float64(np.nextafter(z.dtype.type(tau), z.dtype.type(-np.inf)))
-    return m.State(
-        m.GO, anchor, (tau - anchor) + rest, st.lo, st.hi, st.nu, st.overshoots, False,
-        st.at_zero, st.passes, 0.0, 0.0,
-    )  # fmt: skip
+    return m.with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
 
 
 @helper
@@ -406,32 +400,30 @@ def _far(z):
 
 
 @helper
-def _sampled(job, kind, absolute, p, z, buffer, known):
-    """Choose the next pass from a sample; `known` are exact sums, or NOTHING."""
-    st = job.state
-    kind = _unsigned(kind, st)
-    samples = job.samples + 1
-    plain = _plain_job(st, job.l2, samples)
+def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
+    """Choose the next pass from one more sample; `known` are exact sums, or NOTHING."""
+    kind, samples = _unsigned(kind, st), samples + 1
+    plain = _plain_job(st, l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
     sample, room = buffer[: count * RUN], buffer[count * RUN : 2 * count * RUN]
     take_sample(z, absolute, sample)
     if not absolute and not passes.all_finite(sample):
-        return _verdict(m.NONFINITE, math.nan, job.l2, 0.0, 0.0, 0.0)
+        return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
     if st.nu > 0.0 and not st.pinned and known.theta < math.inf:  # a Newton step
         edge = np.float64(z.dtype.type(st.anchor + st.offset))
         share = _count_above(sample, edge) / sample.size
         if share < KEPT:
             early = _early(z, share) and _spread(sample, edge)
-            plain = _above_job(st, z, known, share, early, job.l2, samples)
+            plain = _above_job(st, z, known, share, early, l2, samples)
     weight = z.size / sample.size
     guess = _estimate(kind, p, sample, weight, known, room)
     few = guess.nu < FEW * weight  # too few above τ for an upper edge
     if guess.status == m.TIED and not few and known.theta == math.inf:
         top = np.float64(z.dtype.type(guess.anchor))  # float32 sums had it rounded
         near = _move(st, top, -abs(top) * 2.0**-50, False)
-        return _own_job(near, job.l2, samples)  # only entries equal to the anchor lie above
+        return _own_job(near, l2, samples)  # only entries equal to the anchor lie above
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         return plain
     real = z.dtype.type
@@ -451,9 +443,9 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
             near = _move(st, tau, 0.0, False)
             if hi - lo < 0.1 * tau:  # Newton does the rest, with care where entries nearly tie
                 if inside > 0.4 and kind <= m.SIMPLEX:
-                    return _sums_job(near, job.l2, TIES)
+                    return _sums_job(near, l2, TIES)
                 samples = MOST_SAMPLES
-            return _sums_near(near, z, job.l2, samples)
+            return _sums_near(near, z, l2, samples)
         return plain
     rare, heads, early = _rare(z, inside), False, False
     if known.theta == math.inf and z.size >= HEADS_FROM:
@@ -461,7 +453,7 @@ def _sampled(job, kind, absolute, p, z, buffer, known):
     elif few and _early(z, inside):
         error = _standard_error(kind, p, sample, weight, known.theta, guess)
         early = WIDTH * error < tau - lo and _spread(sample, lo)
-    return _band_job(start, lo, hi, rare, early, job.l2, samples, heads)
+    return _band_job(start, lo, hi, rare, early, l2, samples, heads)
 
 
 @helper
@@ -469,12 +461,11 @@ def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice; HOYER looks right of 0 first."""
     inlined()
     st = m.start(m.CAI if kind == m.HOYER else kind)
-    job = _plain_job(st, l2, 0)
     if z.size >= SAMPLE_FROM:
-        return _sampled(job, kind, absolute, p, z, buffer, NOTHING)
+        return _sampled(st, l2, 0, kind, absolute, p, z, buffer, NOTHING)
     if kind == m.HOYER and absolute and l2 < 0.0:  # these sums give the norm as well
         return _sums_job(st, l2, 0)
-    return job
+    return _plain_job(st, l2, 0)
 
 
 @helper
@@ -723,10 +714,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         ):
             settled = True  # the same support: no pass needs to tell
             place = step if kind <= m.SIMPLEX else before.offset
-            st = m.State(
-                m.GO, before.anchor, place, before.lo, before.hi, nu, before.overshoots,
-                before.pinned, before.at_zero, before.passes, 0.0, 0.0,
-            )  # fmt: skip
+            st = m.with_tau(before, before.anchor, place, nu, before.pinned)
         elif newton and curved < 2 and nu > 32.0 and last < seen.theta:
             curved += 1
             # Exact for an exponential tail, but for the logarithm's third order.
@@ -756,7 +744,6 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
                 _, _, _, stored = passes.band(candidates, False, zero, bound, most, candidates)
                 candidates = buffer[:stored]
                 kept = np.float64(bound)
-    return st, seen
 
 
 @helper
@@ -820,7 +807,7 @@ def _in_range(kind, square):
 
 
 @helper
-def _rough_start(kind, p, nu, s, q):
+def rough_start(kind, p, nu, s, q):
     """Whether float32 sums at τ = 0 won't do: to tell if feasible, or for a small spread."""
     return nu == 0.0 or abs(m.closeness(kind, p, s, q)) < 1e-4 or s * s > 0.99 * nu * q
 
@@ -866,11 +853,7 @@ def _ended(job, kind, absolute, p, z, buffer, stored, st, known, early, l2):
     again = again and job.samples <= TIES  # once
     if again and _has_moved(st, known.theta):
         # The support before may have been that of float32 sums: is it still the same here?
-        st = m.State(
-            m.GO, st.anchor, st.offset, st.lo, st.hi, st.nu, 0, st.pinned, st.at_zero,
-            st.passes, 0.0, 0.0,
-        )  # fmt: skip
-        return _sums_job(st, l2, TIES + 1)
+        return _sums_job(m.with_tau(st, st.anchor, st.offset, st.nu, st.pinned), l2, TIES + 1)
     if st.status == m.SOFT and rough:
         return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
     if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
@@ -924,7 +907,7 @@ def _go_on(job, kind, absolute, p, z, buffer, st, known, l2):
         if kind <= m.SIMPLEX:
             return _sums_job(st, l2, TIES)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
-        return _sampled(_sums_job(st, l2, job.samples), kind, absolute, p, z, buffer, known)
+        return _sampled(st, l2, job.samples, kind, absolute, p, z, buffer, known)
     if sure:
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, False)
@@ -993,7 +976,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         if job.action == OWN and z.itemsize == 4 and st.anchor == 0.0 and st.offset == 0.0:
             if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
-            if _rough_start(kind, p, nu, s, q):
+            if rough_start(kind, p, nu, s, q):
                 return _sums_job(st, l2, job.samples)
         known = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         st, l2 = _from_sums(job, kind, absolute, p, tol, z, known, l2, log)
@@ -1219,15 +1202,15 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
     """
     n = x.shape[1]
     own_part = room_for_chunks(n)
-    heads = room_to_hold(n)
+    hold = room_to_hold(n)
     past = goes_past(x, out)
     # Scratch where the result will be would bring it into the caches; of long rows little is used.
     aside = not whole or (past and n < SAMPLE_FROM and last - first > 1)
-    own_scratch = np.empty(heads + (n if aside else 0), x.dtype)
+    own_scratch = np.empty(hold + (n if aside else 0), x.dtype)
     own_marks, own_few = marks_of(n), room_for_few(n, whole)
     own_scaled = own_scratch  # until it is needed
     part, scratch, marks = uncounted(own_part), uncounted(own_scratch), uncounted(own_marks)
-    held, spare, scaled = scratch[:heads], scratch[heads:], scratch[:0]
+    held, spare, scaled = scratch[:hold], scratch[hold:], scratch[:0]
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
     for r in range(first, last):
         z, target, report = x[r], out[r], table[r, :LOG]

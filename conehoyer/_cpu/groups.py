@@ -19,7 +19,7 @@ from .. import _math as m
 from .._jit import entry, helper, inlined, kernel
 from . import passes, short, simd
 from .apart import address_of, call_at, taker
-from .arrays import LOG, NO, NONE, ONE, STATUS, WANTED, YES
+from .arrays import LOG, NO, NONE, ONE, REACHED, STATUS, WANTED, YES
 from .waiting import split_at
 
 BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
@@ -933,23 +933,27 @@ def _exchange_ties(norms, u, order):
 def _settle(norms, u, outer, feasible, order, radii, info):
     """Mend the projected norms u where the result is to be feasible, and report on them.
 
-    `info` holds the status.  Where `radii` has room, it takes them, and `info` the score or
+    `info` holds the status: `RESCALE` afterwards if u, which may exceed the norms, overflows.  Where `radii` has room, it takes them, and `info` the score or
     the sum of the result's norms.  `order`: 0 if the groups are in the caller's order, -1 if
     in the reverse; else they lie column by column in a grid of so many columns.
     """
     if order != 0 and info[STATUS] == m.TIED:
         _exchange_ties(norms, u, order)
-    if feasible and info[STATUS] != m.FEASIBLE:
-        top, most = passes.largest(norms, True), passes.largest(u, True)
-        factor = m.feasible_factor(top, most)
+    mends = feasible and info[STATUS] != m.FEASIBLE
+    most = passes.largest(u, True) if mends or radii.size else 0.0
+    if most == math.inf:
+        info[STATUS] = m.RESCALE
+        return
+    if mends:
+        factor = m.feasible_factor(passes.largest(norms, True), most)
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
         _copy(u, radii)
         s, q, exponent = passes.moments(np.minimum(u, norms), True)
-        info[2] = math.ldexp(s, exponent)
+        info[REACHED] = math.ldexp(s, exponent)
         if outer == m.CAI:
-            info[2] = m.score(m.MAGNITUDES, norms.size, s, q)
+            info[REACHED] = m.score(m.MAGNITUDES, norms.size, s, q)
 
 
 @kernel
@@ -959,8 +963,8 @@ def project(
 ):  # fmt: skip
     """The whole projection of the matrices first..last−1; linf and l2.
 
-    Returns the largest status; `RESCALE` is that of matrices whose norms need another unit, or for
-    which the engine has to be compiled: see `short.project_by` for `search`, and for the `places`
+    Returns the largest status; `RESCALE` is that of matrices whose norms, or what they are projected
+    to, need another unit, or for which the engine has to be compiled: see `short.project_by` for `search`, and for the `places`
     `addresses`.  `room` has two rows of as many entries as there are groups: Numba would take them
     page by page where they are large.  For `order` and the rows of `radii` and `info` see `settle`;
     ``info[:, WANTED]`` brings in the level or radius.  For the workers and their desks see
@@ -987,6 +991,9 @@ def project(
         if about[STATUS] == m.RESCALE or about[STATUS] == m.NONFINITE:
             continue
         _settle(norms, u, outer, feasible, order, radii[b], about)
+        worst = max(worst, about[STATUS])
+        if about[STATUS] == m.RESCALE:
+            continue
         if about[STATUS] == m.FEASIBLE and inner == LINF:
             _copy(x.reshape(-1), to.reshape(-1))
             continue

@@ -12,11 +12,11 @@ only when its bound leaves the gap between them.
 import math
 
 from .. import _math as m
-from .._jit import kernel
+from .._jit import helper, kernel
 from . import passes, simd
 
 
-@kernel
+@helper
 def _above(z, anchor):
     """Count and Σ(a − anchor) over the a = |z| > anchor; the entries next to it on both sides."""
     far, zero, one = simd.splat_wide(anchor), simd.splat_wide(0.0), simd.splat_wide(1.0)
@@ -82,7 +82,7 @@ def advance_bounds(values, starts, theta, totals, bounds, counts, excess, gaps, 
 
 @kernel
 def solve(radius, theta, bounds, counts, excess):
-    """The θ with Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius, from the left; the tangents' sum."""
+    """The θ with Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius, from the left."""
     active, repeated = -1, 0
     for _ in range(bounds.size + 4):
         total, slope, count = 0.0, 0.0, 0

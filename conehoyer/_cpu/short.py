@@ -18,6 +18,7 @@ from functools import cache
 
 import numba
 import numpy as np
+from numba.extending import register_jitable
 
 from .. import _math as m
 from .._jit import helper, inlined, kernel
@@ -45,11 +46,17 @@ VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, KEPT, LEAST = range(10)
 FIELDS = LEAST + 1
 
 
+@register_jitable
+def suits(n, itemsize):
+    """Whether rows of n entries are not too long for this."""
+    return n * itemsize <= LONGEST
+
+
 @helper
 def together(x):
-    """How many rows of x are searched together; 0 if they are too long for that."""
+    """How many rows of x, which it `suits`, are searched together."""
     size = max(x.shape[1] * x.itemsize, simd.LINE)
-    return max(BYTES // size, min(LONGEST // size, 2)) if size <= LONGEST else 0
+    return max(BYTES // size, min(LONGEST // size, 2))
 
 
 @helper
@@ -59,7 +66,7 @@ def scratch(x, count):
     A copy fills whole pairs of registers.
     """
     pair = 2 * simd.lanes(x)
-    length = (x.shape[1] + pair - 1) // pair * pair if count > 0 else 0
+    length = (x.shape[1] + pair - 1) // pair * pair
     line = simd.LINE // x.itemsize
     copies = np.empty(count * length + line, x.dtype)
     start = -copies.ctypes.data % simd.LINE // x.itemsize
@@ -220,16 +227,13 @@ def _guess(kind, p, tol, itemsize, real, row):
     """From the sums at τ = 0, whether the row is feasible, or a guess."""
     inlined()
     nu, s, q = row[NU], row[S], row[Q]
-    excess = m.closeness(kind, p, s, q)
-    # Sums of float32 numbers won't do to tell if it is feasible, or for a small spread.
-    rough = itemsize == 4 and (abs(excess) < 1e-4 or s * s > 0.99 * nu * q)
     if nu == 0.0:
         row[VERDICT] = m.FEASIBLE
     elif not _holds(q, itemsize):
         row[VERDICT] = m.RESCALE
-    elif rough:
+    elif itemsize == 4 and engine.rough_start(kind, p, nu, s, q):
         row[VERDICT] = m.CAPPED
-    elif excess <= tol:
+    elif m.closeness(kind, p, s, q) <= tol:
         row[VERDICT] = m.FEASIBLE
     else:
         _go_to(m.tail_guess(kind, p, nu, s, q), real, row)
@@ -486,11 +490,6 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
     keep((own_known, own_folded, own_scaled))
 
 
-def suits(n, itemsize):
-    """Whether rows of n entries are not too long for this."""
-    return n * itemsize <= LONGEST
-
-
 # --- from other kernels ------------------------------------------------------------------------
 
 
@@ -522,7 +521,7 @@ def addresses(n, dtype):
 def project_by(places, kind, absolute, tol, strict, whole, x, out, table, first, last):
     """Project rows by what lies at these `addresses`; those that need what is 0 keep status GO."""
     here, there = places
-    if here != 0 and together(x) > 0:
+    if here != 0 and suits(x.shape[1], x.itemsize):
         engine.rows_at(here, kind, absolute, tol, strict, whole, x, out, table, first, last)
         left = False
         for r in range(first, last):

@@ -273,13 +273,22 @@ def address(typingctx, array):
     return types.int64(array), codegen
 
 
+def _spread(builder, scalar, count):
+    """So many lanes, each the scalar."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, count), ir.Undefined)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
+    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+def _numbers(kind):
+    """0, 1, 2, … as lanes."""
+    return ir.Constant(kind, list(range(kind.count)))
+
+
 def _first_lanes(builder, found, count):
     kind = ir.VectorType(ir.IntType(64), count)
-    undefined = ir.Constant(kind, ir.Undefined)
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count)
-    first = builder.insert_element(undefined, found, ir.Constant(ir.IntType(32), 0))
-    index = ir.Constant(kind, list(range(count)))
-    return builder.icmp_signed("<", index, builder.shuffle_vector(first, undefined, zeros))
+    return builder.icmp_signed("<", _numbers(kind), _spread(builder, found, count))
 
 
 @intrinsic
@@ -306,17 +315,9 @@ def splat(typingctx, x):
 
 def _splat(x, vec):
     def codegen(context, builder, signature, args):
-        return _spread(builder, vec, args[0])
+        return _spread(builder, args[0], vec.lanes)
 
     return vec(x), codegen
-
-
-def _spread(builder, vec, scalar):
-    """A register with the scalar in every lane."""
-    undefined = ir.Constant(_llvm(vec), ir.Undefined)
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vec.lanes), [0] * vec.lanes)
-    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, zeros)
 
 
 @intrinsic
@@ -393,16 +394,11 @@ def _binary(name, doc):
 
 
 def _larger(builder, a, b):
-    """The larger of two magnitudes or registers of them; NaN wins.
+    """The larger of two registers of magnitudes, lane by lane; NaN wins.
 
     Numbers without a sign are ordered like their bits, and NaN comes last.
     """
-    element = a.type.element if isinstance(a.type, ir.VectorType) else a.type
-    bits = ir.IntType(64 if isinstance(element, ir.DoubleType) else 32)
-    if isinstance(a.type, ir.VectorType):
-        bits = ir.VectorType(bits, a.type.count)
-    above = builder.icmp_signed(">", builder.bitcast(a, bits), builder.bitcast(b, bits))
-    return builder.select(above, a, b)
+    return builder.select(builder.icmp_signed(">", _bits(builder, a), _bits(builder, b)), a, b)
 
 
 @intrinsic
@@ -729,11 +725,7 @@ def compress_differing(typingctx, first, second, index, places, found):
         b = _load_eight(context, builder, second, args[1], args[2])
         bits = builder.xor(a, b)
         mask = builder.icmp_unsigned("!=", bits, ir.Constant(kind, [0] * 8))
-        begin = builder.insert_element(undefined, args[2], ir.Constant(ir.IntType(32), 0))
-        begin = builder.shuffle_vector(
-            begin, undefined, ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
-        )
-        numbers = builder.add(begin, ir.Constant(kind, list(range(8))))
+        numbers = builder.add(_spread(builder, args[2], 8), _numbers(kind))
         for array, value, content in ((second, args[1], bits), (places, args[3], numbers)):
             name = "llvm.experimental.vector.compress.v8i64"
             packed = _call(builder, name, kind, [content, mask, undefined])
@@ -799,7 +791,7 @@ def _packed(builder, a, value, halves):
     return parts
 
 
-def _pieces(context, builder, a, mask, args):
+def _pieces(context, builder, a, args):
     """What `compress` stores, how many of these lanes are selected, and where it goes."""
     value, selected, array, index = args
     for packed, found in _compressed(builder, a, value, selected):
@@ -814,7 +806,7 @@ def compress(typingctx, a, mask, array, index):
 
     def codegen(context, builder, signature, args):
         args = args[0], args[1], (array, args[2]), args[3]
-        for packed, _, pointer in _pieces(context, builder, a, mask, args):
+        for packed, _, pointer in _pieces(context, builder, a, args):
             builder.store(packed, pointer).align = array.dtype.bitwidth // 8
         return context.get_dummy_value()
 
@@ -851,7 +843,7 @@ def compress_part(typingctx, a, mask, array, index):
 
     def codegen(context, builder, signature, args):
         args = args[0], args[1], (array, args[2]), args[3]
-        for packed, found, pointer in _pieces(context, builder, a, mask, args):
+        for packed, found, pointer in _pieces(context, builder, a, args):
             count = packed.type.count
             first = _first_lanes(builder, found, count)
             align = ir.Constant(ir.IntType(32), array.dtype.bitwidth // 8)
@@ -903,14 +895,8 @@ def places_from(typingctx, array, count):
 
     def codegen(context, builder, signature, args):
         kind = ir.VectorType(ir.IntType(array.dtype.bitwidth), lanes)
-        first = builder.insert_element(
-            ir.Constant(kind, ir.Undefined),
-            builder.trunc(args[1], kind.element) if lanes > 8 else args[1],
-            ir.Constant(ir.IntType(32), 0),
-        )
-        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-        first = builder.shuffle_vector(first, first, zeros)
-        return builder.add(first, ir.Constant(kind, list(range(lanes))))
+        first = builder.trunc(args[1], kind.element) if lanes > 8 else args[1]
+        return builder.add(_spread(builder, first, lanes), _numbers(kind))
 
     return Places(lanes)(array, count), codegen
 
@@ -1009,7 +995,7 @@ def largest(typingctx, a):
     """The largest lane; NaN wins."""
 
     def codegen(context, builder, signature, args):
-        return _tree(builder, args[0], a.lanes, lambda low, high: _larger(builder, low, high))
+        return _tree(builder, args[0], a.lanes, lambda *halves: _larger(builder, *halves))
 
     return a.element(a), codegen
 

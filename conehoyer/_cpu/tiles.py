@@ -113,7 +113,7 @@ def spread_tile(typingctx, vecs, array, places, place):
         first, entries = _start(context, builder, array, values, shift), []
         for offset in cgutils.unpack_tuple(builder, where):
             scalar = builder.load(builder.gep(first, [offset]))
-            entries += [simd._spread(builder, tile.dtype, scalar)] * vecs.count
+            entries += [simd._spread(builder, scalar, tile.dtype.lanes)] * vecs.count
         return cgutils.pack_array(builder, entries)
 
     return tile(vecs, array, places, types.intp), codegen
@@ -134,7 +134,8 @@ def add_outer(typingctx, tile, vecs, scalars, places, place, vectors, start):
             loaded[-1].align = vec.element.bitwidth // 8
         first = _start(context, builder, scalars, held, shift)
         for i, offset in enumerate(cgutils.unpack_tuple(builder, where)):
-            spread = simd._spread(builder, vec, builder.load(builder.gep(first, [offset])))
+            spread = builder.load(builder.gep(first, [offset]))
+            spread = simd._spread(builder, spread, vec.lanes)
             for v in range(vecs.count):
                 k = i * vecs.count + v
                 name = simd._intrinsic_name("fma", vec)

@@ -41,6 +41,16 @@ def scale_bounds(p_one, p_each, low, high, inner, tops, scaled):
 
 
 @kernel
+def make_room(tops, norms):
+    """The norms in a unit in which what they are projected to does not overflow."""
+    number = norms.size // tops.size
+    e = cuda.grid(1)
+    while e < norms.size:
+        norms[e] *= unit_of(tops[e // number], False)
+        e += cuda.gridsize(1)
+
+
+@kernel
 def settle(
     outer, inner, feasible, scaled, reported, tops, v_max, u_max, norms, u, info, radii, reached
 ):
@@ -295,6 +305,9 @@ class _Job:
         """Launch the projection of the norms; returns what the groups are treated with."""
         home, (batch, _, _), number = self.home, self.shape, self.parts.number
         dummy = self.norms
+        if feasible and self.inner == LINF and self.s.work == "float64":
+            self.tops, self.scaled = groups.fold_rows(home, self.norms, batch, LINF), True
+            launch_each(make_room, home, self.norms.size, self.tops, self.norms)
         tops = self.tops if self.scaled else dummy
         if self.scaled and outer == m.L1:
             scaled = groups.vector(home, batch)

@@ -62,15 +62,6 @@ def conclude(told, status, anchor, s, q):
 
 
 @register_jitable
-def with_tau(st, anchor, offset, nu, pinned):
-    """The state `st`, to be evaluated next at this τ."""
-    return m.State(
-        m.GO, anchor, offset, st.lo, st.hi, nu, st.overshoots, pinned, st.at_zero, st.passes,
-        0.0, 0.0,
-    )  # fmt: skip
-
-
-@register_jitable
 def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
     """From the sums that the state asked for to the next state."""
     st = recall(told)
@@ -92,18 +83,18 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         return
     guessed = guessed and (cone or fits)  # the ball needs squares for its guess only
     if narrow and cone and not st.pinned and 0.0 < nu - p <= 1e-3 * p and st.offset > -math.inf:
-        remember(told, with_tau(st, st.anchor, st.offset, st.nu, True))  # once more, in float64
+        remember(told, m.with_tau(st, st.anchor, st.offset, st.nu, True))  # once more, in float64
         return
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.status == m.GO and guessed and not st.pinned:
         guess = m.tail_guess(kind, p, nu, s, q)
         if st.anchor + st.offset < guess < math.inf:
-            st = with_tau(st, guess, 0.0, -1.0, False)
+            st = m.with_tau(st, guess, 0.0, -1.0, False)
     if st.status == m.GO and narrow and not st.pinned and math.isfinite(st.offset):
         # Differences from a float32 are exact in float32 where it matters.
         tau, rest = m.two_sum(st.anchor, st.offset)
         anchor = float64(np.float32(tau))
-        st = with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
+        st = m.with_tau(st, anchor, (tau - anchor) + rest, st.nu, False)
     remember(told, st)
 
 
@@ -128,7 +119,7 @@ def leave_sample(told, kind, narrow, weight):
     if st.status == m.SOFT and st.nu > 0.0:
         tau = st.anchor + st.offset
         tau = float64(np.float32(tau)) if narrow else tau
-        start = with_tau(start, tau, 0.0, -1.0, False)
+        start = m.with_tau(start, tau, 0.0, -1.0, False)
         error = math.sqrt(weight * st.q) / st.nu * (24.0 if kind == m.CAI else 6.0)
         low, high = tau - error, tau + error
         if low > 0.0:

@@ -108,11 +108,12 @@ def fold_four(a, b, c, d, inner, unit, narrow):
 def unit_of(top, squares):
     """The power of two by which data are multiplied that gave this largest sum.
 
-    It brings the sums of float64 data into range; 1 where they are.
+    It brings the sums of float64 data into range, and leaves room for what norms are projected to,
+    which may exceed them; 1 where they are.
     """
-    if top == math.inf:
-        return 2.0**-600 if squares else 2.0**-64
-    return 2.0**600 if squares and top < 1e-200 else 1.0
+    if squares:
+        return 2.0**-600 if top == math.inf else 2.0**600 if top < 1e-200 else 1.0
+    return 2.0**-64 if top > 2.0**960 else 1.0
 
 
 @function

@@ -199,6 +199,18 @@ def test_scales(inner, exponent, to_gpu, to_host):
             )
 
 
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("feasible", [False, True])
+def test_norms_that_are_projected_beyond_all_floats(inner, feasible, to_gpu, to_host):
+    y = np.array([[0.9, 0.9, 0.5], [0.2, 0.1, 0.4]])
+    kwargs = {"inner": inner, "feasible": feasible, "full_output": True}
+    for z in (y, y[:, ::2].copy()):  # a tie, and none
+        expected, wanted = ch.project_bilevel(z, 1.5, **kwargs)
+        x, info = ch.project_bilevel(to_gpu(np.ldexp(z, 1024)), 1.5, **kwargs)
+        np.testing.assert_allclose(np.ldexp(to_host(x), -1024), expected, rtol=1e-13)
+        np.testing.assert_array_equal(to_host(info.kept), wanted.kept)
+
+
 @pytest.mark.parametrize("inner", ["l2", "l1"])
 def test_float32_at_its_limits(inner, to_gpu, to_host):
     y = np.random.default_rng(8).standard_normal((5, 6)).astype(np.float32)

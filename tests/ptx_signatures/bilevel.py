@@ -24,6 +24,7 @@ def signatures(t):
     yield groups.fold_listed, (*begin, integers, integers, INT, INT, vector)
     yield groups.take_roots, (vector,)
     yield bilevel.scale_bounds, (FLOAT, vector, FLOAT, FLOAT, INT, vector, vector)
+    yield bilevel.make_room, (vector, vector)
     yield (
         bilevel.settle,
         (INT, INT, BOOL, BOOL, BOOL, *[vector] * 5, table, vector, vector),
