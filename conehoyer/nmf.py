@@ -331,7 +331,7 @@ def _start(init, rank, data, update_h, rng):
     """Transposed W0 and H0 in the work's dtype and units, in memory of their own.
 
     With the units, the exponents of a power of two for each component: H0 = 2^units·h and, in that
-    of the data, W0 = 2^−units·w.
+    of the data, W0 = 2^−units·w.  Where a row of H0 is zero, W0 decides.
     """
     if isinstance(init, str):
         _checks.choose(init, "init", ("nndsvd", "random"))
@@ -351,14 +351,26 @@ def _start(init, rank, data, update_h, rng):
         raise ValueError("init=(W0, H0) needs H0; only W0 may be None")
     m, n = data.shape
     h = data.factor(h, "H0 of init", (rank, n))
-    units = np.frexp(data.tops(h))[1].astype(np.int64)
-    units[abs(units) <= _LARGE // 4] = 0  # else squares over- or underflow
+    tops = data.tops(h)
+    units = _units_for(np.frexp(tops)[1])
     if units.any():
         h = data.in_units(h, -units)
     if w is None:
         return data.zeros((rank, m)), h, units
-    w = data.transposed(data.factor(w, "W0 of init", (m, rank)), units - data.exponent)
-    return w, h, units
+    w = data.factor(w, "W0 of init", (m, rank))
+    if not tops.all():
+        w = data.transposed(w, np.zeros(rank, np.int64))
+        sizes = np.frexp(data.tops(w))[1] - data.exponent
+        units = np.where(tops > 0, units, -_units_for(sizes))
+        return data.in_units(w, units - data.exponent), h, units
+    return data.transposed(w, units - data.exponent), h, units
+
+
+def _units_for(exponents):
+    """The exponents, 0 for those with which squares neither over- nor underflow."""
+    exponents = exponents.astype(np.int64)
+    exponents[abs(exponents) <= _LARGE // 4] = 0
+    return exponents
 
 
 def _factor(value, name, shape, dtype):

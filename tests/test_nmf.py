@@ -207,6 +207,23 @@ def test_a_dead_component_is_reseeded():
     assert exact.error <= 1e-14
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("size", [1e-150, 1e-30, 1.0, 1e151])
+def test_the_size_of_what_a_zero_row_of_h_multiplies_does_not_matter(scale, size):
+    x, root = noisy(), np.sqrt(scale)
+    w, h = factors(60, 40, 4)
+    h[1] = 0
+    for count in (0, 3):
+        wanted = run(x, 4, init=(w, h), max_iter=count)
+        w0 = w * root
+        w0[:, 1] *= size
+        got = run(x * scale, 4, init=(w0, h * root), max_iter=count)
+        error = np.linalg.norm(x - got.W / root @ (got.H / root))
+        np.testing.assert_allclose(got.error / scale, error, rtol=1e-12)
+        np.testing.assert_allclose(got.error_history / scale, wanted.error_history, rtol=1e-9)
+        np.testing.assert_allclose(got.kkt_residual, wanted.kkt_residual, rtol=1e-6)
+
+
 def test_starts():
     x = noisy()
     np.testing.assert_array_equal(run(x, 3, rng=0).W, run(x, 3, rng=1).W)
