@@ -674,8 +674,14 @@ def lowered(level, margin):
 
 @register_jitable
 def wider(margin, itemsize):
-    """The next margin to try: they begin at the rounding of the threshold."""
-    return max(8.0 * margin, 2.0**-53 if itemsize == 8 else 2.0**-32)
+    """The next margin to try: from the rounding of the threshold on, with a stop past the slack.
+
+    Where the entry that is to go hardly counts, only a level for which the input is no longer
+    feasible by slack keeps it out, and the next one may keep far fewer.
+    """
+    step = max(8.0 * margin, 2.0**-53 if itemsize == 8 else 2.0**-32)
+    stop = 1.1e-14 if itemsize == 8 else 1.1e-6
+    return stop if margin < stop < step else step
 
 
 # The iterative projection onto the CAI cone: interpolate towards the axis, clip, repeat.

@@ -45,11 +45,12 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     -----
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
     `nnz` largest; where rounding would let that entry in, the level is lowered by its last
-    bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, until the
-    projection itself keeps it out.  O(n) a slice.  If at least `nnz` entries tie at the top the
-    level starts at `nnz` (`project_cai` then keeps the first of them).  If the slice has no more
-    nonzeros than wanted the level is n.  Where the largest entry dwarfs the others, some numbers
-    cannot be had: levels within the slack of "already feasible" keep all (1e-6 of the level in
+    bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, with a stop
+    just past the slack of "already feasible", until the projection itself keeps it out.
+    O(n) a slice.  If at least `nnz` entries tie at the top the level starts at `nnz`
+    (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
+    wanted the level is n.  Where the largest entry dwarfs the others, some numbers cannot be
+    had: levels within the slack of "already feasible" keep all (1e-6 of the level in
     float32, 1e-14 in float64), and the next ones may keep far fewer.
 
     Examples

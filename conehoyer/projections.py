@@ -111,7 +111,8 @@ def project_cai(
     -----
     With ``a = |y|`` and ``p = max(a − τ, 0)``, where τ >= 0 solves ``‖p‖₁² = level·‖p‖₂²``,
     the projection is ``x = sign(y)·p·⟨p, a⟩/⟨p, p⟩``.  The time is linear in n: usually one pass
-    that reads and one that writes; at most 400 passes on any input.
+    that reads and one that writes; at most about 400 passes on any input.  The result may have
+    larger entries than the input: what exceeds the largest float is inf.
 
     A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32,
     twice the machine epsilon in 16-bit formats) is returned bit for bit; so projecting
@@ -252,6 +253,11 @@ def project_hoyer(
     0.0, − for −0.0.  Linear in n.  Ties at the top are broken as in `project_cai`; for
     sparseness 0 every entry gets the same size, and a zero vector with `l2` > 0 counts as n
     ties.
+
+    A slice that has the score and the norm (to 1e-14 relative in float64, 1e-6 in float32,
+    twice the machine epsilon in 16-bit formats) is returned bit for bit.  Near sparseness 0
+    the scores of vectors hardly differ: so ``np.ones(8000, np.float32)`` stays at
+    ``sparseness=4e-7``, although the exact result is 8 % away from it.
 
     References
     ----------
@@ -399,6 +405,11 @@ def project_l1_ball(
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
+    Warns
+    -----
+    ConvergenceWarning
+        If a cap on the passes was hit.
+
     See Also
     --------
     project_simplex : The sum is given, the entries are nonnegative.
@@ -498,6 +509,11 @@ def project_simplex(
         argument has the wrong type.
     numpy.exceptions.AxisError
         If `axis` is out of range.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If a cap on the passes was hit.
 
     See Also
     --------

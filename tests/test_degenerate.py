@@ -747,3 +747,41 @@ def test_many_small_entries_beside_few_large_ones(dtype):
         assert info.converged
         assert info.passes < 40
         assert close(x, oracle.project_cai(y, level), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [50, 300, 1000, 4096, 9000, 16384, 100_000])
+def test_many_that_hardly_exceed_the_threshold(n, dtype):
+    """One large entry, and equal ones above τ by less than a unit in their last place, or more."""
+    rng = np.random.default_rng(n)
+    for q in (1 / 2, 1 / 3, 0.7, 0.9):
+        y = np.full(n, q, dtype)
+        y[0] = 1.0
+        least = -8 if dtype == np.float64 else -5.5
+        for level in 1.0 + np.r_[3e-6, 7e-6, 1e-5, 10.0 ** rng.uniform(least, -1, 8)]:
+            x = ch.project_cai(y, level)
+            slack = 1e-14 if dtype == np.float64 else 1e-6
+            assert abs(oracle.hoyer_score(x) / LD(level) - 1) <= slack
+            assert (x[1:] == x[1]).all()
+            np.testing.assert_array_equal(ch.project_cai(x, level), x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_few_that_dwarf_the_rest(dtype):
+    """τ is so small against them that it is looked at 0 whether the input is feasible."""
+    y = np.random.default_rng(0).standard_normal(16385).astype(dtype)
+    large = 8e7 if dtype == np.float32 else 4.5e16
+    for count in (1, 25):
+        z = y.copy()
+        z[8192 : 8192 + count] = large
+        for excess in (1e-9, 1e-8, 1e-7) if dtype == np.float32 else (1e-17, 1e-16, 1e-15):
+            level, radius = max(count * (1 + excess), 1.0), count * large * (1 - excess)
+            calls = [(ch.project_cai, oracle.project_cai, level)]
+            calls += [(ch.project_l1_ball, oracle.project_l1_ball, radius)]
+            if count == 1:
+                calls += [(ch.project_hoyer, oracle.project_hoyer, 1.0 - excess)]
+            for project, reference, p in calls:
+                x, info = project(z, p, full_output=True)
+                assert info.converged
+                assert info.passes < 100  # not 400, where it would give up
+                assert close(x, reference(z, p), 1e-14 if dtype == np.float64 else 1e-6)

@@ -225,3 +225,15 @@ def test_length_below_one():
 def test_counts_beyond_the_length(count):
     assert ch.level_for_nnz([3.0, 2.0, 1.0], count) == 3.0
     assert ch.level_for_groups(np.diag([3.0, 2.0, 1.0]), count) == 3.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("seed", range(4))
+def test_beside_giants_as_many_are_kept_as_the_slack_allows(dtype, seed):
+    y = np.exp(8 * np.random.default_rng(seed).standard_normal(4096)).astype(dtype)
+    for k in (3500, 4095):
+        edge = oracle.hoyer_score(np.maximum(y - np.sort(y)[-k - 1].astype(np.longdouble), 0))
+        slack = 1.2e-6 if dtype == np.float32 else 1.2e-14
+        possible = np.count_nonzero(ch.project_cai(y, float(edge) * (1 - slack)))
+        kept = np.count_nonzero(ch.project_cai(y, ch.level_for_nnz(y, k)))
+        assert 0.98 * possible <= kept <= k

@@ -501,7 +501,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
             nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
             stored = 0
         elif job.action == SQUARES:
-            nu, s, q = passes.sums(chunk, True, 0.0, -math.inf)
+            nu, s, q = 0.0, 0.0, passes.squares(chunk)
             stored = 0
         elif job.action == OWN or job.lo == job.hi:
             offset = st.offset if job.action == OWN else 0.0  # an empty band ends at its anchor
@@ -534,7 +534,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         if not job.heads:
             chunk = z[c * CHUNK : end]
             if job.action == BAND and job.l2 < 0.0:
-                _, _, part[c, SQUARE] = passes.sums(chunk, True, 0.0, -math.inf)
+                part[c, SQUARE] = passes.squares(chunk)
             if part[c, FINITE] == UNSEEN:
                 part[c, FINITE] = passes.all_finite(chunk)
 
@@ -697,7 +697,8 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         if narrowed and not (lo <= tau <= hi):
             lo, hi, above, candidates = job.lo, job.hi, outer, buffer[:stored]
         if lo < kept and tau < kept:  # a Newton step from the right: τ* is not below `kept`
-            if seen.theta <= kept:  # unless it is
+            looks = st.nu < 0.0 and tau <= 0.0  # whether the input is feasible
+            if looks or seen.theta <= kept:  # or it is
                 return st, seen
             st = _move(st, kept, 0.0, False)
         elif not (lo <= tau <= hi):
@@ -989,8 +990,9 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
 def _soft(kind, st, l2, real):
     """A soft threshold in the data's precision: τ as a pair, what counts as on it, the factor."""
     inlined()
-    anchor = real(st.anchor + st.offset) if not st.pinned else real(st.anchor)
-    offset = (st.anchor - np.float64(anchor)) + st.offset
+    tau, rest = m.two_sum(st.anchor, st.offset)
+    anchor = real(tau)  # near entries that hardly exceed τ, whose distance to it is exact then
+    offset = (tau - np.float64(anchor)) + rest
     return anchor, real(offset), real(m.dust(st)), real(m.scale(kind, st, l2))
 
 

@@ -933,9 +933,10 @@ def _exchange_ties(norms, u, order):
 def _settle(norms, u, outer, feasible, order, radii, info):
     """Mend the projected norms u where the result is to be feasible, and report on them.
 
-    `info` holds the status: `RESCALE` afterwards if u, which may exceed the norms, overflows.  Where `radii` has room, it takes them, and `info` the score or
-    the sum of the result's norms.  `order`: 0 if the groups are in the caller's order, -1 if
-    in the reverse; else they lie column by column in a grid of so many columns.
+    `info` holds the status: `RESCALE` afterwards if u, which may exceed the norms, overflows.
+    Where `radii` has room, it takes them, and `info` the score or the sum of the result's norms.
+    `order`: 0 if the groups are in the caller's order, -1 if in the reverse; else they lie column
+    by column in a grid of so many columns.
     """
     if order != 0 and info[STATUS] == m.TIED:
         _exchange_ties(norms, u, order)
@@ -963,12 +964,12 @@ def project(
 ):  # fmt: skip
     """The whole projection of the matrices first..last−1; linf and l2.
 
-    Returns the largest status; `RESCALE` is that of matrices whose norms, or what they are projected
-    to, need another unit, or for which the engine has to be compiled: see `short.project_by` for `search`, and for the `places`
-    `addresses`.  `room` has two rows of as many entries as there are groups: Numba would take them
-    page by page where they are large.  For `order` and the rows of `radii` and `info` see `settle`;
-    ``info[:, WANTED]`` brings in the level or radius.  For the workers and their desks see
-    `waiting.split_at`.
+    Returns the largest status; `RESCALE` is that of matrices whose norms, or what they are
+    projected to, need another unit, or for which the engine has to be compiled: see
+    `short.project_by` for `search`, and for the `places` `addresses`.  `room` has two rows of as
+    many entries as there are groups: Numba would take them page by page where they are large.  For
+    `order` and the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings in the level
+    or radius.  For the workers and their desks see `waiting.split_at`.
     """
     norms, u = room[0], room[1]
     number, worst = norms.size, 0.0

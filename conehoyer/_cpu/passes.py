@@ -12,7 +12,7 @@ from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import simd
 
-BLOCK = 64 * simd.WIDE  # entries summed by the vector loops before a running sum is emptied
+BLOCK = 64 * simd.WIDE  # entries that vector loops take between two looks at what they have found
 FAR = 1 << 25  # bytes; caches rarely hold more
 BACK = 1 << 18  # entries written in one go, the last first: they have been read last
 NEAR = 1024  # entries written ahead of those that are read
@@ -82,27 +82,40 @@ def add_inside(inside, gap, firsts, seconds):
 
 
 @helper
+def add_exactly(total, lost, part):
+    """The sum of two numbers, and of what rounding has lost so far; nothing where it overflows."""
+    inlined()
+    total, rest = m.two_sum(total, part)
+    return total, lost + rest if math.isfinite(total) else 0.0
+
+
+@helper
 def own_sums(z, absolute, anchor, offset):
     """`sums`, with a − anchor and its running sums in the data's own precision."""
     inlined()
     far, edge = simd.splat(z.dtype.type(anchor)), simd.splat(z.dtype.type(offset))
-    zero = simd.sub(edge, edge)
+    zero = simd.sub(far, far)  # with a constant, LLVM makes slower loops of these
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
     pairs = z.size // (2 * width) * (2 * width)
-    nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
-    for begin in range(0, pairs, 2 * RUN * width):
-        firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
-        for i in range(begin, min(begin + 2 * RUN * width, pairs), 2 * width):
-            a0 = simd.without(simd.load(z, i), signs)
-            a1 = simd.without(simd.load(z, i + width), signs)
-            gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
-            in0, in1 = simd.not_below(gap0, edge), simd.not_below(gap1, edge)
-            nu += simd.count(in0)
-            nu += simd.count(in1)
-            firsts0, seconds0 = add_inside(in0, gap0, firsts0, seconds0)
-            firsts1, seconds1 = add_inside(in1, gap1, firsts1, seconds1)
-        s = simd.add(s, simd.widen_sum(simd.add(firsts0, firsts1)))
-        q = simd.add(q, simd.widen_sum(simd.add(seconds0, seconds1)))
+    nu, s, q, lost_s, lost_q = 0, 0.0, 0.0, 0.0, 0.0
+    for part in range(0, pairs, 2 * RUN * RUN * width):
+        end = min(part + 2 * RUN * RUN * width, pairs)
+        part_s, part_q = simd.widen_sum(zero), simd.widen_sum(zero)
+        for begin in range(part, end, 2 * RUN * width):
+            firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
+            for i in range(begin, min(begin + 2 * RUN * width, end), 2 * width):
+                a0 = simd.without(simd.load(z, i), signs)
+                a1 = simd.without(simd.load(z, i + width), signs)
+                gap0, gap1 = simd.sub(a0, far), simd.sub(a1, far)
+                in0, in1 = simd.not_below(gap0, edge), simd.not_below(gap1, edge)
+                nu += simd.count(in0)
+                nu += simd.count(in1)
+                firsts0, seconds0 = add_inside(in0, gap0, firsts0, seconds0)
+                firsts1, seconds1 = add_inside(in1, gap1, firsts1, seconds1)
+            part_s = simd.add(part_s, simd.widen_sum(simd.add(firsts0, firsts1)))
+            part_q = simd.add(part_q, simd.widen_sum(simd.add(seconds0, seconds1)))
+        s, lost_s = add_exactly(s, lost_s, simd.total(part_s))
+        q, lost_q = add_exactly(q, lost_q, simd.total(part_q))
     firsts, seconds = zero, zero
     for i in range(pairs, z.size, width):
         valid = simd.first_lanes(zero, z.size - i)
@@ -111,16 +124,14 @@ def own_sums(z, absolute, anchor, offset):
         inside = simd.both(simd.not_below(gap, edge), valid)
         nu += simd.count(inside)
         firsts, seconds = add_inside(inside, gap, firsts, seconds)
-    s, q = simd.add(s, simd.widen_sum(firsts)), simd.add(q, simd.widen_sum(seconds))
-    return float(nu), simd.total(s), simd.total(q)
+    s, lost_s = add_exactly(s, lost_s, simd.total(firsts))
+    q, lost_q = add_exactly(q, lost_q, simd.total(seconds))
+    return float(nu), s + lost_s, q + lost_q
 
 
-@kernel
-def sums(z, absolute, anchor, offset):
-    """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset.
-
-    NaN counts as inside, so that it reaches the sums.
-    """
+@helper
+def _wide_sums(z, absolute, anchor, offset):
+    """`sums` of float32 data, which need fewer digits: the running sums may be longer."""
     far, edge, zero = simd.splat_wide(anchor), simd.splat_wide(offset), simd.splat_wide(0.0)
     signs = simd.signs(zero, absolute)
     nu, s, q = 0, 0.0, 0.0
@@ -144,6 +155,36 @@ def sums(z, absolute, anchor, offset):
         s += simd.total(firsts)
         q += simd.total(seconds)
     return float(nu), s, q
+
+
+@kernel
+def sums(z, absolute, anchor, offset):
+    """Count, Σ(a − anchor) and Σ(a − anchor)² over the entries with a − anchor > offset.
+
+    NaN counts as inside, so that it reaches the sums.
+    """
+    if z.itemsize == 8:
+        return own_sums(z, absolute, anchor, offset)
+    return _wide_sums(z, absolute, anchor, offset)
+
+
+@kernel
+def squares(z):
+    """Σz²."""
+    zero = simd.splat_wide(0.0)
+    pairs = z.size // (2 * simd.WIDE) * (2 * simd.WIDE)
+    q = zero
+    for begin in range(0, pairs, 2 * RUN * simd.WIDE):
+        seconds0, seconds1 = zero, zero
+        for i in range(begin, min(begin + 2 * RUN * simd.WIDE, pairs), 2 * simd.WIDE):
+            a0, a1 = simd.load_wide(z, i), simd.load_wide(z, i + simd.WIDE)
+            seconds0 = simd.multiply_add(a0, a0, seconds0)
+            seconds1 = simd.multiply_add(a1, a1, seconds1)
+        q = simd.add(q, simd.add(seconds0, seconds1))
+    for i in range(pairs, z.size, simd.WIDE):
+        a = simd.widen(simd.load_part(z, i, simd.first_lanes(zero, z.size - i)))
+        q = simd.multiply_add(a, a, q)
+    return simd.total(q)
 
 
 @helper

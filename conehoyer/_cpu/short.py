@@ -35,7 +35,6 @@ KEEP_FROM = 1 << 11  # bytes of a copy from which that pays
 NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
 SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
-RUN = 16  # times the bytes of an entry: registers summed before a running sum is emptied
 TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no later sums in float64
 
 # What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
@@ -83,8 +82,8 @@ def _fold(z, absolute, to):
     inlined()
     width, zero = simd.lanes(z), simd.splat(z.dtype.type(0.0))
     nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
-    for begin in range(0, to.size, RUN * z.itemsize * width):
-        end = min(begin + RUN * z.itemsize * width, to.size)
+    for begin in range(0, to.size, 4 * passes.RUN * width):
+        end = min(begin + 4 * passes.RUN * width, to.size)
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
         for i in range(begin, min(end, z.size - 2 * width + 1), 2 * width):
             a0 = _positive(simd.load(z, i), absolute)
@@ -122,7 +121,7 @@ def _sums(a, tau):
     inlined()
     width, far = simd.lanes(a), simd.splat(tau)
     zero = simd.nothing(far)
-    run = 2 * TERMS * width if a.itemsize == 4 else RUN * a.itemsize * width
+    run = 2 * (TERMS if a.itemsize == 4 else 2 * passes.RUN) * width
     nu, s, q = 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, a.size, run):
         firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
@@ -402,7 +401,7 @@ def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, copy, scaled, l
         return m.start(kind), l2
     if kind == m.HOYER and st.status != m.RESCALE:
         if l2 < 0.0:  # the norm wanted is that of the input
-            _, _, q = passes.sums(z, True, 0.0, -math.inf)
+            q = passes.squares(z)
             if not q < 1e200:
                 return m.start(kind), l2
             l2 = math.sqrt(q)

@@ -538,8 +538,9 @@ def write(kind, absolute, p, shift, back, z, out, room, told, grid, parts, turn)
     l2 = told[L2]
     nonzeros = 0
     if st.status == m.SOFT or st.status == m.CAPPED:
-        anchor = real(st.anchor) if st.pinned else real(st.anchor + st.offset)
-        offset = real((st.anchor - float64(anchor)) + st.offset)
+        tau, rest = m.two_sum(st.anchor, st.offset)
+        anchor = real(tau)  # near entries that hardly exceed τ, whose distance to it is exact then
+        offset = real((tau - float64(anchor)) + rest)
         dust, factor, least = real(m.dust(st)), real(m.scale(kind, st, l2)), real(told[LEAST])
         read = cuda.local.array(LONG_BATCH, z.dtype)
         i = first

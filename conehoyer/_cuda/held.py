@@ -480,8 +480,9 @@ def _finish(kind, absolute, st, l2, store, at, last, stride, read, own, row, ori
     """
     each, real = np.uint32(wide.BYTES // read.itemsize), read.dtype.type
     zero = real(0)
-    anchor = real(st.anchor + st.offset)
-    offset = real((st.anchor - float64(anchor)) + st.offset)
+    tau, rest = m.two_sum(st.anchor, st.offset)
+    anchor = real(tau)
+    offset = real((tau - float64(anchor)) + rest)
     dust, factor = real(m.dust(st)), real(m.scale(kind, st, l2))
     if st.status == m.FEASIBLE:  # CAI, L1
         while at < last:
