@@ -158,7 +158,7 @@ def project_gsp(
     Where entries tie at the top of a vector, ‖z_i‖₁ jumps at ``μ = max|x_i|/β_i``.  If the
     mean sparseness asked for lies inside the jump, the first few tied entries stay, all
     equal but the last (as in `project_cai`); several vectors that jump at the same μ each
-    use the same share of their jumps.
+    use the same share of their jumps, unless rounding tells these apart.
 
     A vector of zeros stays and counts with sparseness 1, as in `gsp_score`: its z_i may be
     anything, and this choice leaves the others most room.  Vectors of length one, and empty
