@@ -389,7 +389,9 @@ def advance(kind, p, tol, st, nu, s, q):
         # But sums relative to an anchor far from the support, as after a step from −1e30, carry
         # its rounding, and so does a τ that has moved although the support has not: once more,
         # from where they say τ is.
-        if solved and not cone and passes < NEWTON_PASSES:
+        if solved and cone and passes < NEWTON_PASSES:
+            far = abs(step) > 4.0 * (s / nu - step)
+        elif solved and passes < NEWTON_PASSES:
             far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
             far = far and anchor + step != anchor
             # The slack tells float64 data; sums of float32 numbers are less exact.

@@ -893,6 +893,8 @@ def _go_on(job, kind, absolute, p, z, buffer, st, known, l2):
     if z.itemsize == 4 and (job.samples >= TIES or st.passes > PATIENCE):
         return _sums_job(st, l2, max(job.samples, MOST_SAMPLES))
     newton = st.nu > 0.0 and not st.pinned  # then τ lies left of τ*
+    if newton and tau < 0.0 and st.nu == z.size:  # most likely the support remains: all entries
+        return _plain_job(st, l2, job.samples)
     if newton and (z.size < SAMPLE_FROM or (tau >= known.theta and known.nu <= KEPT * z.size)):
         share = known.nu / z.size
         return _above_job(st, z, known, share, _early(z, share), l2, job.samples)
