@@ -785,3 +785,17 @@ def test_a_few_that_dwarf_the_rest(dtype):
                 assert info.converged
                 assert info.passes < 100  # not 400, where it would give up
                 assert close(x, reference(z, p), 1e-14 if dtype == np.float64 else 1e-6)
+
+
+@pytest.mark.parametrize("n", [5000, 9000])
+def test_a_threshold_far_from_where_nearly_constant_data_pinned_the_search(n):
+    """A few large entries, many equal ones just above τ, and as many well below it."""
+    rng = np.random.default_rng(n)
+    for _ in range(60):
+        top, middle, low = np.sort(rng.uniform(0.1, 0.9, 3))[::-1]
+        y = np.full(n, middle)
+        y[: rng.integers(2, 20)], y[-n // 3 :] = top, low
+        level = 1 + (float(oracle.hoyer_score(y)) - 1) * 10.0 ** rng.uniform(-4, -1)
+        x = ch.project_cai(y, level)
+        assert abs(oracle.hoyer_score(x) / LD(level) - 1) <= 1e-14
+        np.testing.assert_array_equal(ch.project_cai(x, level), x)

@@ -93,7 +93,7 @@ def test_band_stores_nan(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 1023, 1025, 100_003])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 1023, 1025, 4096, 8192, 8193, 100_003])
 def test_sums(dtype, n):
     z = np.random.default_rng(n).standard_normal(n).astype(dtype)
     for offset in (0.0, 0.3, -math.inf):
@@ -103,6 +103,12 @@ def test_sums(dtype, n):
         assert nu == gap.size
         assert s == pytest.approx(float(gap.sum()), rel=1e-13, abs=1e-12)
         assert q == pytest.approx(float((gap**2).sum()), rel=1e-13)
+    square = (z.astype(np.longdouble) ** 2).sum()
+    assert passes.squares(z) == pytest.approx(float(square), rel=1e-14)
+    for bad in (math.nan, math.inf):
+        if n:
+            z[-1] = bad
+            assert not passes.squares(z) < math.inf
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -174,6 +174,16 @@ def test_a_level_a_few_bits_below_a_count_of_ties(dtype, to_gpu, to_host):
             assert error(x, oracle.project_cai(y, level)) <= TOLERANCE[y.dtype]
 
 
+@pytest.mark.parametrize("n", [50, 300, LONG])
+def test_many_that_hardly_exceed_the_threshold(n, to_gpu, to_host):
+    y = np.full(n, 1 / 3, np.float32)
+    y[0] = 1.0
+    for level in 1.0 + np.array([3e-6, 7e-6, 1e-5]):
+        x = to_host(ch.project_cai(to_gpu(y), level))
+        assert abs(oracle.hoyer_score(x) / level - 1) <= 1e-6
+        np.testing.assert_array_equal(to_host(ch.project_cai(to_gpu(x), level)), x)
+
+
 @pytest.mark.parametrize("kind", ["cai", "ball", "simplex", "hoyer"])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150, 1e300])
 @pytest.mark.parametrize("n", [50, LONG])
