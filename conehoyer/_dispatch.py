@@ -19,7 +19,7 @@ def on_device(x: Any) -> bool:
         return bool(x.is_cuda)  # its interface raises where a gradient is wanted
     if type(x).__module__.startswith("numba.cuda.simulator."):
         return True
-    return hasattr(x, "__cuda_array_interface__")
+    return hasattr(type(x), "__cuda_array_interface__")  # a tracer's proxy has any attribute
 
 
 def takes_tensors(function: _F) -> _F:

@@ -270,12 +270,43 @@ def delicate(level, nu):
 
 
 @register_jitable
-def with_tau(st, anchor, offset, nu, pinned):
+def _to(st, anchor, offset, nu, overshoots, pinned):
     """The state `st`, to be evaluated next at this τ."""
     return State(
-        GO, anchor, offset, st.lo, st.hi, nu, st.overshoots, pinned, st.at_zero, st.passes,
-        0.0, 0.0,
+        GO, anchor, offset, st.lo, st.hi, nu, overshoots, pinned, st.at_zero, st.passes, 0.0, 0.0
+    )
+
+
+@register_jitable
+def with_tau(st, anchor, offset, nu, pinned):
+    """The same without an overshoot more or less."""
+    return _to(st, anchor, offset, nu, st.overshoots, pinned)
+
+
+@register_jitable
+def with_verdict(st, status, offset, nu, s, q):
+    """The state `st`, where the search ends with this verdict and the sums at this offset."""
+    return State(
+        status, st.anchor, offset, st.lo, st.hi, nu, 0, st.pinned, st.at_zero, st.passes, s, q
+    )
+
+
+@register_jitable
+def with_bounds(st, lo, hi):
+    """The state `st`, where τ* is known to lie between these."""
+    return State(
+        st.status, st.anchor, st.offset, lo, hi, st.nu, st.overshoots, st.pinned, st.at_zero,
+        st.passes, st.s, st.q,
     )  # fmt: skip
+
+
+@register_jitable
+def sums_are_safe(cone, p, anchor, s, q):
+    """Whether the sums, and a step from them, neither overflow nor lose digits to underflow."""
+    if cone:
+        return 1e-100 < abs(anchor) + math.sqrt(q) < 1e100
+    size = abs(anchor) + abs(s) + p  # no squares
+    return 1e-290 < size and (size < 2.0**1020 or p == math.inf)
 
 
 @register_jitable
@@ -303,163 +334,172 @@ def advance(kind, p, tol, st, nu, s, q):
     """
     cone = kind == CAI or kind == HOYER
     signed = kind == SIMPLEX or (kind == HOYER and st.lo < 0.0)
-    passes = st.passes + 1
-    anchor, offset, lo, hi = st.anchor, st.offset, st.lo, st.hi
-    everything = offset == -math.inf
-    at_zero = st.at_zero or everything or (anchor == 0.0 and offset == 0.0 and kind != SIMPLEX)
+    everything = st.offset == -math.inf
+    zero = st.anchor == 0.0 and st.offset == 0.0
+    first_zero = zero and not st.at_zero
+    at_zero = st.at_zero or everything or (zero and kind != SIMPLEX)
+    st = State(
+        GO, st.anchor, st.offset, st.lo, st.hi, st.nu, st.overshoots, st.pinned, at_zero,
+        st.passes + 1, 0.0, 0.0,
+    )  # fmt: skip
 
     if not math.isfinite(s):
-        return State(NONFINITE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
-    if cone:
-        size = abs(anchor) + math.sqrt(q)
-        safe = 1e-100 < size < 1e100
-    else:  # no squares: only subnormal numbers are too coarse
-        safe = abs(anchor) + abs(s) + p > 1e-290
-    if not safe and nu > 0.0 and s != 0.0:
-        return State(RESCALE, anchor, offset, lo, hi, nu, 0, False, False, passes, s, q)
+        return with_verdict(st, NONFINITE, st.offset, nu, s, q)
+    if nu > 0.0 and s != 0.0 and not sums_are_safe(cone, p, st.anchor, s, q):
+        return with_verdict(st, RESCALE, st.offset, nu, s, q)
 
     # Which side of τ* are we on?
     sd, qd = s, q
     left = True
     if not everything:
-        sd, qd = sums_at(nu, s, q, offset)
+        sd, qd = sums_at(nu, s, q, st.offset)
         excess = level_excess(p, sd, qd) if cone else sd - p
-        if anchor == 0.0 and offset == 0.0 and not signed:
-            if nu == 0.0 or excess <= tol * (p * qd if cone else p):
-                if kind != HOYER:
-                    return State(FEASIBLE, 0.0, 0.0, 0.0, 0.0, nu, 0, False, True, passes, s, q)
-                if not st.at_zero:  # an equality: τ may be negative
-                    lo = -math.inf
-                    return State(GO, 0.0, lo, lo, hi, -1.0, 0, False, True, passes, 0.0, 0.0)
+        if zero and not signed and (nu == 0.0 or excess <= tol * (p * qd if cone else p)):
+            if kind != HOYER:
+                return with_verdict(st, FEASIBLE, 0.0, nu, s, q)
+            if first_zero:  # an equality: τ may be negative
+                st = with_bounds(st, -math.inf, st.hi)
+                return _to(st, 0.0, -math.inf, -1.0, 0, False)
         left = nu > 0.0 and excess >= 0.0
         if cone and nu <= p:  # H(d) ≤ ν, with equality only where all d are equal
             left = False
-        tau = anchor + offset
-        if left:
-            lo = max(lo, tau)
-        else:
-            hi = min(hi, tau)
+        tau = st.anchor + st.offset
+        lo = max(st.lo, tau) if left else st.lo
+        hi = st.hi if left else min(st.hi, tau)
+        st = with_bounds(st, lo, hi)
 
     # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved: a
     # step from here, with ν near l, may be a wild one.
-    close = cone and st.nu >= 0.0 and nu > 0.0 and not everything
-    close = close and abs(closeness(kind, p, sd, qd)) <= 2.0**-48
-    arrived = close and not left
+    distance = abs(closeness(kind, p, sd, qd))
+    close = cone and st.nu >= 0.0 and nu > 0.0 and not everything and distance <= 2.0**-48
 
     # The support's spread against its distance from the anchor: where it drowns in
     # rounding, take the sums again relative to the support's mean.
-    tied = False
-    if cone and nu > 0.0:
+    if cone and nu > 0.0 and st.passes < MAX_PASSES:
         mean = s / nu
-        var = q / nu - mean * mean
-        lost = drowned(p, nu, mean, var)
+        lost = drowned(p, nu, mean, q / nu - mean * mean)
         # Before it ends with the same support twice, every digit counts.
         # (An entry on τ may belong to it from one anchor and not from another: not for ever.)
-        final = (nu == st.nu or close) and delicate(p, nu) and passes < 16
-        final = final and abs(mean) > 0.25 * (mean - offset)
-        if (lost or final) and passes < MAX_PASSES:
-            closer = anchor + mean
-            if closer != anchor:
-                shift = closer - anchor
-                return State(
-                    GO, closer, offset - shift, lo, hi, st.nu, st.overshoots,
-                    True, at_zero, passes, 0.0, 0.0,
-                )  # fmt: skip
-            tied = lost  # all of the support is the one float `anchor`
-
-    if tied and nu > p:  # H is ν at every τ, whatever rounding says of the side
-        return State(TIED, anchor, 0.0, anchor, anchor, nu, 0, True, at_zero, passes, s, q)
-    if tied and nu == p and not everything:
-        return State(SOFT, anchor, offset, lo, hi, nu, 0, True, at_zero, passes, sd, qd)
+        final = (nu == st.nu or close) and delicate(p, nu) and st.passes < 16
+        final = final and abs(mean) > 0.25 * (mean - st.offset)
+        closer = st.anchor + mean
+        if (lost or final) and closer != st.anchor:
+            return with_tau(st, closer, st.offset - (closer - st.anchor), st.nu, True)
+        # All of the support is the one float `anchor`: H is ν at every τ, whatever rounding
+        # says of the side.
+        if lost and nu > p:
+            return with_verdict(st, TIED, 0.0, nu, s, q)
+        if lost and nu == p and not everything:
+            return with_verdict(st, SOFT, st.offset, nu, sd, qd)
 
     can_step = nu > 0.0 and (nu > p or not cone)
-    far = False
-    if can_step or arrived:
-        step = newton_offset(kind, p, nu, s, q) if can_step else offset
-        # To the left of where a step from more entries has led, hardly any may come back.
-        near = 2.0**-16 if nu == st.nu else 2.0**-36
-        near = near if step <= offset else 2.0**-8
-        gap, move = s / nu - offset, abs(step - offset)
-        # Nor take a step that changes the result by rounding alone: it may let an entry in.
-        idle = move * move * (nu - p) <= 2.0**-86 * (gap * gap)
-        if arrived and (idle or not move <= near * gap):
-            step = offset
-        # The same support twice, or no progress from the left: solved.
-        solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
-        # But sums relative to an anchor far from the support, as after a step from −1e30, carry
-        # its rounding, and so does a τ that has moved although the support has not: once more,
-        # from where they say τ is.
-        if solved and cone and passes < NEWTON_PASSES:
-            far = abs(step) > 4.0 * (s / nu - step)
-        elif solved and passes < NEWTON_PASSES:
-            far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(anchor)))
-            far = far and anchor + step != anchor
-            # The slack tells float64 data; sums of float32 numbers are less exact.
-            exact = 2.0**-42 if 0.0 < tol < 1e-12 else 2.0**-16
-            far = far or (nu == st.nu and move > exact * (p / nu))
-        solved = solved and not far
-        # Do not chase a step that passes τ* by a little, again and again.
-        little = abs(closeness(kind, p, sd, qd)) <= 2.0**-20
-        solved = solved or (st.overshoots >= 4 and not left and little)
-        # Back only to mend rounding: where the same entries meet the constraint to the last bit.
-        mends = close and nu == st.nu and not idle and move <= near * gap
-        if solved and left and not mends:
-            step = max(step, offset)
+    step, solved, far = st.offset, False, False
+    if can_step or (close and not left):
+        step, solved, far = _newton(kind, p, tol, st, nu, s, q, left, close, distance)
         if not signed:
-            step = max(step, -anchor)
-        if solved and cone and st.overshoots == 0 and delicate(p, nu):
-            # Once more without the entries that lie on τ but for rounding.
-            beyond = step + 2.0**-50 * (s / nu - step)
-            return State(GO, anchor, beyond, lo, hi, st.nu, 1, True, at_zero, passes, 0.0, 0.0)
+            step = max(step, -st.anchor)
         if solved:
+            return _solved(kind, p, tol, st, nu, s, q, signed, step)
+    if st.passes >= MAX_PASSES:
+        if not everything:
             sd, qd = sums_at(nu, s, q, step)
-            if not at_zero:
-                # So close to τ = 0 that the input may count as feasible: look there.
-                room = nu - p if nu > p else 0.5
-                slack = 4.0 * tol * (sd / (2.0 * room) if cone else p / nu)
-                if abs(anchor + step) <= slack:
-                    zero = -math.inf if signed else 0.0
-                    return State(GO, 0.0, zero, lo, hi, -1.0, 0, False, False, passes, 0.0, 0.0)
-            return State(SOFT, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
-        if passes >= MAX_PASSES:
-            sd, qd = sums_at(nu, s, q, step)
-            return State(CAPPED, anchor, step, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
-    elif passes >= MAX_PASSES:
-        return State(CAPPED, anchor, offset, lo, hi, nu, 0, st.pinned, at_zero, passes, sd, qd)
-    else:
-        step = 0.0
+        return with_verdict(st, CAPPED, step, nu, sd, qd)
+    return _next_tau(st, nu, sd, left, signed, can_step, step, far)
 
-    overshoots = st.overshoots
-    newton = nu
+
+@register_jitable
+def _newton(kind, p, tol, st, nu, s, q, left, close, distance):
+    """The Newton step from these sums; whether it ends the search, or its sums are from too far.
+
+    `left`: τ is not right of τ*.  `close`: a Newton step has led to where the equation holds, but
+    for rounding.  `distance`: by how much it does not hold, relative.
+    """
+    cone = kind == CAI or kind == HOYER
+    offset = st.offset
+    arrived = close and not left
+    step = newton_offset(kind, p, nu, s, q) if nu > p or not cone else offset
+    # To the left of where a step from more entries has led, hardly any may come back.
+    near = 2.0**-16 if nu == st.nu else 2.0**-36
+    near = near if step <= offset else 2.0**-8
+    gap, move = s / nu - offset, abs(step - offset)
+    # Nor take a step that changes the result by rounding alone: it may let an entry in.
+    idle = move * move * (nu - p) <= 2.0**-86 * (gap * gap)
+    if arrived and (idle or not move <= near * gap):
+        step = offset
+    # The same support twice, or no progress from the left: solved.
+    solved = arrived or nu == st.nu or (st.nu >= 0.0 and left and step <= offset)
+    # But sums relative to an anchor far from the support, as after a step from −1e30, carry
+    # its rounding, and so does a τ that has moved although the support has not: once more,
+    # from where they say τ is.
+    far = False
+    if solved and cone and st.passes < NEWTON_PASSES:
+        far = abs(step) > 4.0 * (s / nu - step)
+    elif solved and st.passes < NEWTON_PASSES:
+        far = abs(s / nu) > 8.0 * (p / nu + min(abs(offset), 2.0**-20 * abs(st.anchor)))
+        far = far and st.anchor + step != st.anchor
+        # The slack tells float64 data; sums of float32 numbers are less exact.
+        exact = 2.0**-42 if 0.0 < tol < 1e-12 else 2.0**-16
+        far = far or (nu == st.nu and move > exact * (p / nu))
+    solved = solved and not far
+    # Do not chase a step that passes τ* by a little, again and again.
+    solved = solved or (st.overshoots >= 4 and not left and distance <= 2.0**-20)
+    # Back only to mend rounding: where the same entries meet the constraint to the last bit.
+    mends = close and nu == st.nu and not idle and move <= near * gap
+    if solved and left and not mends:
+        step = max(step, offset)
+    return step, solved, far
+
+
+@register_jitable
+def _solved(kind, p, tol, st, nu, s, q, signed, step):
+    """The verdict at this step, unless one more look is due."""
+    cone = kind == CAI or kind == HOYER
+    if cone and st.overshoots == 0 and delicate(p, nu):
+        # Once more without the entries that lie on τ but for rounding.
+        beyond = step + 2.0**-50 * (s / nu - step)
+        return _to(st, st.anchor, beyond, st.nu, 1, True)
+    sd, qd = sums_at(nu, s, q, step)
+    if not st.at_zero:
+        # So close to τ = 0 that the input may count as feasible: look there.
+        room = nu - p if nu > p else 0.5
+        slack = 4.0 * tol * (sd / (2.0 * room) if cone else p / nu)
+        if abs(st.anchor + step) <= slack:
+            return _to(st, 0.0, -math.inf if signed else 0.0, -1.0, 0, False)
+    return with_verdict(st, SOFT, step, nu, sd, qd)
+
+
+@register_jitable
+def _next_tau(st, nu, sd, left, signed, can_step, step, far):
+    """Where to look next: at the Newton step, or where that will not do."""
+    anchor, newton, overshoots = st.anchor, nu, st.overshoots
     # Newton's steps take long, or passed τ* five times, farther than a step back could mend.
-    slow = passes > NEWTON_PASSES and passes % 2 == 0
+    slow = st.passes > NEWTON_PASSES and st.passes % 2 == 0
     wild = not left and st.nu >= 0.0 and not can_step and st.overshoots >= 4
-    if (slow or wild) and math.isfinite(lo):
+    if (slow or wild) and math.isfinite(st.lo):
         # max a ≤ τ + Σd, whatever the data.
-        top = min(hi, anchor + offset + sd) if nu > 0.0 else hi
-        anchor, step, newton = midpoint(lo, top), 0.0, -1.0
+        top = min(st.hi, anchor + st.offset + sd) if nu > 0.0 else st.hi
+        anchor, step, newton = midpoint(st.lo, top), 0.0, -1.0
     elif not left and st.nu >= 0.0:
         # A Newton step landed right of τ*: rounding. Back off a little, keep the anchor.
         overshoots += 1
         if not can_step:
-            tau = anchor + offset
-            back = math.ldexp(max(tau - lo, abs(tau) * 2.0**-52), 10 * overshoots - 50)
-            step, newton = offset - max(back, abs(tau) * 2.0**-50), st.nu
+            tau = anchor + st.offset
+            back = math.ldexp(max(tau - st.lo, abs(tau) * 2.0**-52), 10 * overshoots - 50)
+            step, newton = st.offset - max(back, abs(tau) * 2.0**-50), st.nu
     elif not can_step:
         # A bad start, too far right: halve towards the certified bound.
-        if math.isfinite(lo):
-            anchor, step, newton = lo + 0.5 * (anchor + offset - lo), 0.0, -1.0
+        if math.isfinite(st.lo):
+            anchor, step, newton = st.lo + 0.5 * (anchor + st.offset - st.lo), 0.0, -1.0
         else:
             step, newton = -math.inf, -1.0
-    if newton < 0.0 and step == 0.0 and anchor >= hi:  # no number lies between the bounds
-        anchor = lo
+    if newton < 0.0 and step == 0.0 and anchor >= st.hi:  # no number lies between the bounds
+        anchor = st.lo
 
     if not signed and anchor + step <= 0.0:
         anchor, step = 0.0, 0.0
     elif (far or not st.pinned) and math.isfinite(step) and not (not can_step and overshoots):
         anchor, step = two_sum(anchor, step)
-    pinned = st.pinned and not far
-    return State(GO, anchor, step, lo, hi, newton, overshoots, pinned, at_zero, passes, 0.0, 0.0)
+    return _to(st, anchor, step, newton, overshoots, st.pinned and not far)
 
 
 @register_jitable
@@ -474,10 +514,11 @@ def unit_of_norm(l2, shift):
 
 @register_jitable
 def fits_unit(l2, st, itemsize):
-    """Whether the factor of Hoyer's projection has all its digits in the data's dtype."""
+    """Whether Hoyer's projection, and what it multiplies, have all digits in the data's dtype."""
     least = 2.0**-118 if itemsize == 4 else 2.0**-1000
     factor = scale(HOYER, st, l2)
-    return l2 == 0.0 or least <= factor <= 1.0 / least
+    digits = itemsize == 8 or st.q >= 2.0**-180  # else τ is rounded as if it were subnormal
+    return l2 == 0.0 or (digits and least <= factor <= 1.0 / least)
 
 
 @register_jitable
@@ -646,10 +687,14 @@ SPARSENESS = 2  # Hoyer's sparseness, of |a|
 
 @register_jitable
 def score(kind, n, s, q):
-    """The score of n entries; NaN propagates."""
+    """The score of n entries, in its range whatever the rounding; NaN propagates."""
     if kind == SPARSENESS and n <= 1:
         return 1.0 if math.isfinite(s) else math.nan
     value = s / q * s if q != 0.0 else 0.0
+    if value > n:
+        value = float(n)
+    elif kind == MAGNITUDES and 0.0 < value < 1.0:
+        value = 1.0
     return sparseness(value, n) if kind == SPARSENESS else value
 
 

@@ -87,7 +87,7 @@ class BlockSparseLinear(torch.nn.Module):
         """
         if not isinstance(module, torch.nn.Linear):
             raise TypeError(f"module must be a torch.nn.Linear, got {type(module).__name__}")
-        return cls._like(module, blocksparse.compress(_array(module.weight), block_shape))
+        return cls._like(module, blocksparse.compress(_weights(module), block_shape))
 
     @classmethod
     def _like(cls, module, matrix):
@@ -125,11 +125,13 @@ class BlockSparseLinear(torch.nn.Module):
             raise TypeError(f"x must be a dense tensor, got {got}")
         if x.device.type != "cpu":
             raise RuntimeError(f"BlockSparseLinear runs on the CPU, got a tensor on {x.device}")
+        require_plain(x, "x")
+        if x.is_nested:  # as a TransformerEncoder passes sequences with padding
+            return torch.nested.as_nested_tensor([self(part) for part in x.unbind()])
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must have shape (..., {self.in_features}), got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"x must be a real floating tensor, got {x.dtype}")
-        require_plain(x, "x")
         bias = self.bias
         if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
             if bias is not None:
@@ -271,7 +273,12 @@ def _product(x, bias, weight):
 
 
 def require_plain(t, name, tangents=False):
-    """Raise for a tensor of torch.func, and for one with a tangent unless `tangents`."""
+    """Raise for a tensor of torch.func, and for one with a tangent unless `tangents`.
+
+    And within ``torch.jit.trace``, which would take the result for a constant.
+    """
+    if torch.jit.is_tracing():
+        raise NotImplementedError("torch.jit.trace cannot record this call: use torch.compile")
     if is_functorch_wrapped_tensor(t):  # it has no memory to lend
         raise NotImplementedError(
             f"{name} must be a plain tensor, got one of a transform of torch.func (vmap, grad, "
@@ -332,7 +339,8 @@ def sparsify(
         The model.
     layers : iterable of str or callable, optional
         Names of layers, as ``named_modules`` gives them, or a function of name and layer that
-        says whether to replace it; by default all linear layers.
+        says whether to replace it; by default all linear layers.  Those that
+        ``torch.nn.MultiheadAttention`` reads itself (``out_proj``) do not count.
     block_shape : tuple of int, default (32, 1)
         Rows (outputs) and columns (inputs) of a block.
     keep : float or int, optional
@@ -347,8 +355,8 @@ def sparsify(
     Raises
     ------
     ValueError
-        If a name is not that of a linear layer, or keep is out of range for one; the model has
-        not been changed then.
+        If a name is not that of a linear layer, keep is out of range for one, or a hook makes its
+        weights (``torch.nn.utils.prune``, ``weight_norm``); the model has not been changed then.
     TypeError
         If an argument has the wrong type.
 
@@ -378,6 +386,7 @@ def sparsify(
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, torch.nn.Linear)
         and type(module).forward is torch.nn.Linear.forward  # it does nothing else
+        and "forward" not in vars(module)
         and not isinstance(module, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
     }
     if layers is None:
@@ -397,16 +406,29 @@ def sparsify(
             except ValueError as error:
                 error.add_note(f"in layer {name!r}")
                 raise
-    for name in chosen:
-        if not name:
-            return new[linear[name]]
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, new[linear[name]])
+    if "" in chosen:
+        return new[linear[""]]
+    places = [name.rpartition(".") for name in chosen]
+    parents = [model.get_submodule(parent) for parent, _, _ in places]  # some may be replaced, too
+    for name, parent, (_, _, last) in zip(chosen, parents, places, strict=True):
+        setattr(parent, last, new[linear[name]])
     return model
 
 
+def _weights(module):
+    """The weights of a linear layer as an array."""
+    if (
+        "weight" in vars(module) and module._forward_pre_hooks
+    ):  # a copy, maybe an old one
+        raise ValueError(
+            "the layer's weight is made by a hook, as torch.nn.utils.prune and weight_norm do: "
+            "make it a parameter first, by prune.remove or remove_weight_norm"
+        )
+    return _array(module.weight)
+
+
 def _replacement(module, block_shape, keep):
-    weights = _array(module.weight)
+    weights = _weights(module)
     if keep is not None:
         weights = blocksparse.prune(weights, block_shape, keep)
     return BlockSparseLinear._like(module, blocksparse.compress(weights, block_shape))

@@ -229,11 +229,12 @@ class SparseAdamW(torch.optim.Optimizer):
                 label = f"parameter {names[k]!r}" if names else f"parameter {place}"
                 jobs.append((label, p, _memory(grad) if fused else grad, kept, options, fused))
         if self.check_finite:
-            for label, p, grad, _, _, fused in jobs:
+            for label, p, grad, _, options, fused in jobs:
                 if fused:
                     good = optim._gradient_is_bounded(grad, workers)
-                else:
-                    good = bool(grad.square().isfinite().all())
+                else:  # what is added to the moment has the gradient's range
+                    share = (1.0 - options.betas[1]) * grad.to(_wide(grad)).square()
+                    good = bool(share.to(grad.dtype).isfinite().all())
                 if not good:
                     raise ValueError(
                         f"the gradient of {label} of shape {tuple(p.shape)} must be "
@@ -258,6 +259,8 @@ class SparseAdamW(torch.optim.Optimizer):
             gamma = None
         renew = options.reweight_every is not None and options.l1 > 0.0
         renew = renew and state["step"] % options.reweight_every == 0
+        for name in state.keys() & {"exp_avg", "exp_avg_sq"}:  # the model may have been converted
+            state[name] = state[name].to(p.dtype)
         if fused:
             for name in state.keys() & {"exp_avg", "exp_avg_sq", "gamma"}:
                 state[name] = state[name].to(p.dtype).contiguous()
@@ -526,7 +529,7 @@ def _step(p, grad, state, options, gamma, kept):
     """The same step by PyTorch's AdamW and its operations."""
     adamw(
         [p], [grad.to(p.dtype)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
-        [torch.tensor(float(state["step"] - 1))], foreach=False, amsgrad=False,
+        [torch.tensor(float(state["step"] - 1), device="cpu")], foreach=False, amsgrad=False,
         beta1=options.betas[0], beta2=options.betas[1], lr=options.lr,
         weight_decay=options.weight_decay, eps=options.eps, maximize=False,
     )  # fmt: skip

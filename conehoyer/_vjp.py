@@ -272,8 +272,9 @@ class Partition:
     def sum(self, t):
         """Sums over the groups, (batch, number)."""
         if self.labels is not None:
-            sums = t.new_zeros((t.shape[0], self.number))
-            return sums.scatter_add(1, self.labels.expand(t.shape), t)
+            # One after the other: in float64, lest the digits go where groups are large.
+            sums = t.new_zeros((t.shape[0], self.number), dtype=torch.float64)
+            return sums.scatter_add(1, self.labels.expand(t.shape), t.double()).to(t.dtype)
         return self._joined(t, torch.sum)
 
     def largest(self, t):
@@ -290,7 +291,8 @@ class Partition:
             return reduce(t, -1)
         (height, width), (batch, rows, columns) = self.groups, t.shape
         padding = (0, -columns % width, 0, -rows % height)
-        t = torch.nn.functional.pad(t, padding)
+        if any(padding):  # else it would be an alias, here and in `spread`: vmap knows none
+            t = torch.nn.functional.pad(t, padding)
         t = t.reshape(batch, t.shape[1] // height, height, t.shape[2] // width, width)
         return reduce(t, (2, 4)).reshape(batch, -1)
 
@@ -305,7 +307,8 @@ class Partition:
         (height, width), (batch, rows, columns) = self.groups, t.shape
         down, right = -(-rows // height), -(-columns // width)
         wide = values.reshape(batch, down, 1, right, 1).expand(-1, -1, height, -1, width)
-        return wide.reshape(batch, down * height, right * width)[:, :rows, :columns]
+        wide = wide.reshape(batch, down * height, right * width)
+        return wide if wide.shape[1:] == t.shape[1:] else wide[:, :rows, :columns]
 
     def on_kept(self, function, g, x, y, u):
         """``function(g, x, y, u, kept)``, for lines on those that any matrix keeps.

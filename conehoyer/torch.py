@@ -221,7 +221,8 @@ class _Recorded(torch.autograd.Function):
         results = job.run(parts, report=grouped)
         ctx.job, ctx.count = job, len(parts)
         radii = [_tensor(job.info.radii)] if grouped else []
-        ctx.save_for_backward(*parts, *results, *radii)
+        scores = job.name in _SCORES or job.name == "gsp_score"  # they may be changed in place
+        ctx.save_for_backward(*parts, *([] if scores else results), *radii)
         return tuple(results)
 
     @staticmethod

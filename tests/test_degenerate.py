@@ -787,6 +787,22 @@ def test_a_few_that_dwarf_the_rest(dtype):
                 assert close(x, reference(z, p), 1e-14 if dtype == np.float64 else 1e-6)
 
 
+@pytest.mark.parametrize("seed", [4, 13, 15, 55, 138, 354, 360])
+def test_float32_sums_in_which_a_few_entries_drown_the_rest(seed):
+    """They can't tell on which side of τ they were taken, and τ is small against their rounding."""
+    rng = np.random.default_rng(seed)
+    n, count = int(rng.choice([16384, 20000, 40000, 100_000])), int(rng.integers(10, 80))
+    large, level = 10.0 ** rng.uniform(7, 9), count * (1 + rng.choice([1e-9, 3e-9, 1e-8]))
+    y = rng.standard_normal(n).astype(np.float32)
+    y[:count] = large
+    x, info = ch.project_cai(y, level, full_output=True)
+    exact = oracle.threshold_for_level(abs(y).astype(LD), level)
+    assert info.converged
+    assert info.passes < 100
+    assert abs(info.threshold - exact.tau) <= 1e-6 * exact.tau
+    assert np.count_nonzero(x) == exact.support
+
+
 @pytest.mark.parametrize("n", [5000, 9000])
 def test_a_threshold_far_from_where_nearly_constant_data_pinned_the_search(n):
     """A few large entries, many equal ones just above τ, and as many well below it."""
@@ -799,3 +815,71 @@ def test_a_threshold_far_from_where_nearly_constant_data_pinned_the_search(n):
         x = ch.project_cai(y, level)
         assert abs(oracle.hoyer_score(x) / LD(level) - 1) <= 1e-14
         np.testing.assert_array_equal(ch.project_cai(x, level), x)
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 1000, 20_000])
+def test_the_flat_vector_of_its_norm_is_unchanged_by_hoyer(n):
+    rng = np.random.default_rng(n)
+    for y in rng.uniform(0.5, 2.0, (40, 1)) * np.ones(n):
+        x, info = ch.project_hoyer(y, 0.0, full_output=True)
+        np.testing.assert_array_equal(x, y)
+        assert info.level == pytest.approx(n, rel=1e-14)
+        np.testing.assert_array_equal(ch.project_hoyer(-y, 0.0), -y)
+        np.testing.assert_allclose(ch.project_hoyer(-y, 0.0, nonneg=True), y, 1e-12)
+        np.testing.assert_allclose(ch.project_hoyer(y, 0.0, l2=2.0**50), 2.0**50 / n**0.5, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("project", "y", "radius", "expected"),
+    [
+        (ch.project_simplex, [1e101, 1e89], 1e-300, [1e-300, 0]),
+        (ch.project_simplex, [1e160, 1.0], 1e-200, [1e-200, 0]),
+        (ch.project_l1_ball, [3e100, -3e100, 1e100], 1e-224, [5e-225, -5e-225, 0]),
+        (ch.project_simplex, [1e307, -1e308], 1.7e308, [1.4e308, 3e307]),
+        (ch.project_simplex, [-1e308, -5e307, 1e308], 1.79e308, [0, 1.45e307, 1.645e308]),
+        (ch.project_simplex, [-1e307], 1e308, [1e308]),
+        (ch.project_l1_ball, [1e308, -1e308, 1e308], np.inf, [1e308, -1e308, 1e308]),
+        (ch.project_l1_ball, [3.0, -1.0], np.inf, [3.0, -1.0]),
+    ],
+)
+def test_radii_and_data_far_from_each_other(project, y, radius, expected):
+    """Neither a radius nor a difference gets lost in the unit that large entries ask for."""
+    for more in (0, 20_000):  # long rows are searched elsewhere
+        below = -1.7e308 if project is ch.project_simplex else 0.0
+        x = project(np.append(y, np.full(more, below)), radius)
+        np.testing.assert_allclose(x[: len(y)], expected, 1e-12)
+        assert not x[len(y) :].any()
+
+
+def test_float32_far_left_of_zero():
+    project = ch.project_simplex
+    np.testing.assert_allclose(project(np.float32([-1e38]), 3e38), np.float32([3e38]), 1e-6)
+    x = project(np.full(20_000, -1e38, np.float32), 3e38)
+    np.testing.assert_allclose(x, 3e38 / 20_000, 1e-5)
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_finite_entries_whose_sum_overflows_are_feasible(n):
+    y = np.full(n, 1e308)
+    np.testing.assert_array_equal(ch.project_cai(y, float(n)), y)
+    np.testing.assert_array_equal(ch.project_cai(y, np.inf, check_finite=False), y)
+    y[1] = np.nan
+    assert np.isnan(ch.project_cai(y, float(n), check_finite=False)).all()
+    with pytest.raises(ValueError, match="finite"):
+        ch.project_cai(y, float(n))
+
+
+@pytest.mark.parametrize("n", [5, 20_000])
+def test_subnormal_float32_whose_norm_is_to_grow(n):
+    unit = np.float32(1.4e-45)
+    y = unit * np.resize(np.float32([-6, -3, -1, -4, -3]), n)
+    x = ch.project_hoyer(y, 0.3, l2=1e-20, nonneg=True)
+    assert close(x, oracle.project_hoyer(y, 0.3, l2=1e-20, nonneg=True), 1e-5)
+
+
+def test_threshold_of_what_has_no_positive_entry():
+    y = np.array([-1.0, -2.0])
+    for project, p in (ch.project_l1_ball, 0.0), (ch.project_cai, 1.0):
+        x, info = project(y, p, nonneg=True, full_output=True)
+        assert not x.any()
+        assert info.threshold == 0.0

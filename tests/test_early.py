@@ -64,7 +64,7 @@ def jobs(kind, absolute, p, z, out):
     """The jobs that one slice takes."""
     part, few = engine.room_for_chunks(z.size), engine.room_for_few(z.size, True)
     held = np.empty(engine.room_to_hold(z.size), z.dtype)
-    told = [prepare(kind, absolute, p, -1.0, z, out, part)]
+    told = [prepare(kind, absolute, p, 1e-14, -1.0, z, out, part)]
     while told[-1].action != engine.WRITE:
         job = told[-1]
         engine.run_pass(job, absolute, z, out, held, part, few, 0, len(part))

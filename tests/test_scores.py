@@ -165,3 +165,18 @@ def test_a_single_entry_that_is_not_finite(bad):
     assert np.isnan(ch.hoyer_sparseness([bad]))
     assert np.isnan(ch.gsp_score([[bad], [1.0]]))
     assert ch.hoyer_sparseness([0.0]) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_stay_in_their_range(dtype):
+    """One nonzero has the score 1 and n equal ones n, although the quotient is rounded."""
+    rng = np.random.default_rng(0)
+    for value in rng.uniform(0.1, 2.0, 100).astype(dtype):
+        y = np.zeros(7, dtype)
+        y[3] = value
+        assert 1.0 <= ch.hoyer_score(y) <= 1.0 + 1e-6
+        np.testing.assert_array_equal(ch.project_cai(y, ch.hoyer_score(y)), y)
+        assert 1.0 - 1e-6 < ch.cai_score(y) <= 7.0
+        y[:] = value
+        assert 7.0 * (1 - 1e-6) < ch.hoyer_score(y) <= 7.0
+        assert 7.0 * (1 - 1e-6) < ch.cai_score(-y) <= 7.0

@@ -992,3 +992,45 @@ def test_checkpoints(reentrant):
     (expected,) = torch.autograd.grad(run(x).sum(), x)
     checkpoint(run, x, use_reentrant=reentrant).sum().backward()
     assert torch.equal(x.grad, expected)
+
+
+def test_float32_gradients_of_large_groups():
+    """Sums over labels are taken one entry after the other."""
+    n = 1024
+    y, g = normal(n, n), normal(n, n, seed=1)
+    y[:, : n // 2] *= 1.5
+    labels = np.repeat(np.arange(n) >= n // 2, n).reshape(n, n).T.astype(int)
+    found = {}
+    for dtype in torch.float32, torch.float64:
+        x = leaf(y, dtype)
+        result = ch.project_bilevel(x, 1.9, groups=labels, inner="l2")
+        found[dtype] = torch.autograd.grad(result, x, torch.tensor(g, dtype=dtype))[0].double()
+    error = (found[torch.float32] - found[torch.float64]).norm() / found[torch.float64].norm()
+    assert error <= 2e-6
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("shape", [(4, 8), (5, 8)])
+def test_a_jacobian_of_many_gradients_at_once(shape, inner):
+    def project(t):
+        return ch.project_bilevel(t, 2.0, groups=(2, 2), inner=inner)
+
+    jacobian = torch.autograd.functional.jacobian
+    x = torch.tensor(normal(*shape))
+    torch.testing.assert_close(jacobian(project, x, vectorize=True), jacobian(project, x))
+
+
+def test_scores_may_be_changed_in_place():
+    x = leaf(normal(7))
+    plain = torch.autograd.grad(ch.hoyer_score(x) - 2.0, x)[0]
+    score = ch.hoyer_score(x)
+    score -= 2.0
+    torch.testing.assert_close(torch.autograd.grad(score, x)[0], plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_tracing_is_refused():
+    with pytest.raises(NotImplementedError, match="trace"):
+        torch.jit.trace(lambda x: ch.project_cai(x, 2.0), torch.ones(5))
+    with pytest.raises((TypeError, ValueError), match="x"):
+        torch.fx.symbolic_trace(lambda x: ch.project_cai(x, 2.0))

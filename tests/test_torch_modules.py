@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 import conehoyer.torch as chtorch  # noqa: E402
 from conehoyer import blocksparse, optim, project_bilevel  # noqa: E402
@@ -877,3 +878,89 @@ def test_a_layer_takes_real_floating_tensors(dtype):
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     with pytest.raises(TypeError, match="x must be a real floating tensor, got torch"):
         layer(torch.ones(1, 4, dtype=dtype))
+
+
+def test_weights_that_a_hook_makes_are_refused():
+    """They are as old as the last call: `load_state_dict` and `step` change others."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    prune.l1_unstructured(model[1], "weight", 0.5)
+    for make in (
+        chtorch.sparsify,
+        lambda m, block_shape: chtorch.BlockSparseLinear.from_linear(m[1], block_shape),
+    ):
+        with pytest.raises(ValueError, match="made by a hook"):
+            make(model, block_shape=(2, 2))
+        assert type(model[0]) is torch.nn.Linear  # nothing was changed
+    prune.remove(model[1], "weight")
+    x = torch.randn(3, 8)
+    expected = model(x)
+    torch.testing.assert_close(chtorch.sparsify(model, block_shape=(2, 2))(x), expected)
+
+
+def test_layers_that_do_something_else_stay():
+    layer = torch.nn.Linear(4, 4)
+    layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
+    model = chtorch.sparsify(torch.nn.Sequential(layer, torch.nn.Linear(4, 4)), block_shape=(2, 2))
+    assert model[0] is layer
+    assert isinstance(model[1], chtorch.BlockSparseLinear)
+
+
+def test_a_layer_in_the_parametrization_of_another():
+    class Turned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, weight):
+            return self.inner(weight)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Turned())
+    x = torch.randn(3, 4)
+    expected = model(x)
+    torch.testing.assert_close(chtorch.sparsify(model, block_shape=(2, 2))(x), expected)
+
+
+@pytest.mark.parametrize("names", [["layers.1.linear1"], ["layers.1.linear2"], None])
+def test_sequences_with_padding(names):
+    """The encoder passes nested tensors on if its first layer looks as if it took them."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+        x, padding = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
+        padding[0, 4] = padding[1, 3:] = True
+        with torch.no_grad():
+            expected = encoder(x, src_key_padding_mask=padding)
+            chtorch.sparsify(encoder, names, block_shape=(2, 2))
+            found = encoder(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_tracing_is_refused():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    with torch.no_grad(), pytest.raises(NotImplementedError, match="trace"):
+        torch.jit.trace(layer, torch.ones(2, 4))
+
+
+def test_float16_gradients_whose_squares_overflow():
+    p, q = (torch.nn.Parameter(torch.ones(3, dtype=torch.float16)) for _ in range(2))
+    p.grad, q.grad = (torch.full((3,), 300.0, dtype=torch.float16) for _ in range(2))
+    chtorch.SparseAdamW([p], eps=1e-4).step()
+    torch.optim.AdamW([q], eps=1e-4, foreach=False).step()
+    torch.testing.assert_close(p, q, rtol=0, atol=0)
+    p.grad.fill_(20_000.0)  # of which a thousandth of the square overflows
+    with pytest.raises(ValueError, match="finite"):
+        chtorch.SparseAdamW([p], eps=1e-4).step()
+
+
+def test_a_model_that_is_converted_in_between():
+    model = torch.nn.Linear(4, 4)
+    optimizer = chtorch.SparseAdamW(model.parameters(), eps=1e-4)
+    for _ in range(2):
+        give_gradients(model.parameters(), 0)
+        optimizer.step()
+        model.half()
+    assert {s["exp_avg"].dtype for s in optimizer.state.values()} == {torch.float16}
+    assert all(p.isfinite().all() for p in model.parameters())

@@ -665,10 +665,16 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     nu, s, q = above.nu + stored, 0.0, 0.0
     last, last_nu = lo, nu  # where the support was counted before
     quick = buffer.itemsize == 4 and stored > 128  # in its own precision, while that will do
+    rounded = False  # whether the last sums were
     while True:
         if not settled:
-            quick = quick and st.overshoots == 0 and (kind <= m.SIMPLEX or nu > SPREAD * p)
-            if two_sided and st.overshoots == 0:  # small gaps; those above were summed like that
+            own = st.overshoots == 0 and (buffer.itemsize == 8 or st.passes < PATIENCE)
+            quick = quick and own and (kind <= m.SIMPLEX or nu > SPREAD * p)
+            own = own and (quick or two_sided)
+            if rounded and not own:  # no step of these sums has led here
+                st = m.with_tau(st, st.anchor, st.offset, -1.0, st.pinned)
+            rounded = own and buffer.itemsize == 4
+            if two_sided and own:  # small gaps; those above were summed like that
                 nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
             elif quick and not two_sided and not st.pinned:
                 st = _split(st, buffer)
@@ -682,11 +688,14 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
         before = st
         st = advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
+        if rounded and _side_unknown(kind, p, before, nu, s, q):
+            st = m.with_bounds(st, before.lo, before.hi)
         if st.status == m.SOFT and buffer.itemsize == 4 and not two_sided:
             # The sums before were float32's; have those at the last τ led across ties?
             moved = kind >= m.CAI and _has_moved(st, seen.theta) and st.passes < PATIENCE
-            if (quick or moved) and _many_between(candidates, seen.theta, tau, quick):
-                quick, st = False, _move(st, st.anchor, st.offset, False)
+            slack = _rounding(kind, p, st, buffer) if quick else 0.0
+            if (quick or moved) and _many_between(candidates, seen.theta, tau, slack):
+                quick, settled, st = False, False, _move(st, st.anchor, st.offset, False)
                 continue
         if st.status != m.GO or (two_sided and st.anchor != job.state.anchor):
             return st, seen
@@ -768,10 +777,26 @@ def _step_from(st, anchor, offset):
 
 
 @helper
-def _many_between(candidates, theta, tau, rounded):
-    """Whether more than a few entries lie between two values of τ, or, if `rounded`, at one."""
+def _side_unknown(kind, p, st, nu, s, q):
+    """Whether float32 sums at the state's τ cannot tell its side.
+
+    So it is all the way where a few entries dwarf the others.
+    """
+    s, q = m.sums_at(nu, s, q, st.offset)
+    return abs(m.closeness(kind, p, s, q)) <= 2.0**-16
+
+
+@helper
+def _rounding(kind, p, st, z):
+    """By how much the τ of a verdict may be wrong if its sums are rounded as the data are."""
+    room = st.nu - p if kind >= m.CAI else st.nu
+    return 4.0 * np.finfo(z.dtype).eps * (abs(st.anchor + st.offset) + st.s / room)
+
+
+@helper
+def _many_between(candidates, theta, tau, slack):
+    """Whether more than a few entries lie between two values of τ, or that near to them."""
     real = candidates.dtype.type
-    slack = 4.0 * np.finfo(candidates.dtype).eps * abs(tau) if rounded else 0.0
     low, high = real(min(theta, tau) - slack), real(max(theta, tau) + slack)
     return 32 * passes.count_between(candidates, low, high) > candidates.size
 
@@ -857,7 +882,7 @@ def _ended(job, kind, absolute, p, z, buffer, stored, st, known, early, l2):
         return _sums_job(m.with_tau(st, st.anchor, st.offset, st.nu, st.pinned), l2, TIES + 1)
     if st.status == m.SOFT and rough:
         return _sums_job(_move(st, st.anchor, st.offset, False), l2, TIES)
-    if z.itemsize == 4 and kind == m.HOYER and st.anchor + st.offset < -1e30:
+    if z.itemsize == 4 and st.anchor + st.offset < -1e30:
         return _verdict(m.RESCALE, 0.0, l2, 0.0, 0.0, 0.0)  # lest a − τ overflows
     if kind <= m.SIMPLEX and _only_top(p, z, absolute, st):
         st = _near_top(st, absolute, p, z)
@@ -1057,22 +1082,23 @@ def is_extreme(kind, p, n):
 
 
 @helper
-def extreme(kind, absolute, p, l2, z):
+def extreme(kind, absolute, p, tol, l2, z):
     """The verdict then."""
-    if kind <= m.SIMPLEX:
-        top = passes.largest(z, absolute)
-        inside = kind == m.L1 and not top > 0.0
-        return _verdict(m.FEASIBLE if inside else m.SOFT, top, l2, 0.0, 0.0, 0.0)
     if l2 < 0.0:
         l2 = passes.norm(z)
-    if p > 1.0:
+    if kind == m.HOYER and p > 1.0:
+        nu, s, q = passes.sums(z, absolute, 0.0, -math.inf)
+        if m.equality_holds(kind, p, l2, tol, s, q) and (absolute or passes.nonnegative(z)):
+            return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
         return _verdict(m.FLAT, -math.inf, l2, 0.0, 0.0, 0.0)
     top = passes.largest(z, absolute)
-    return _verdict(m.TIED if kind == m.HOYER or top > 0.0 else m.FEASIBLE, top, l2, 0.0, 0.0, 0.0)
+    if (kind == m.L1 or kind == m.CAI) and not top > 0.0:
+        return _verdict(m.FEASIBLE, 0.0, l2, 0.0, 0.0, 0.0)
+    return _verdict(m.SOFT if kind <= m.SIMPLEX else m.TIED, top, l2, 0.0, 0.0, 0.0)
 
 
 @helper
-def _prepare(kind, absolute, p, l2, z, buffer, part):
+def _prepare(kind, absolute, p, tol, l2, z, buffer, part):
     """The first job of a slice, or its verdict where no search is needed."""
     inlined()
     if not absolute:  # with |z|, NaN and inf reach the sums of the first pass; now -inf would not
@@ -1083,7 +1109,7 @@ def _prepare(kind, absolute, p, l2, z, buffer, part):
     if is_extreme(kind, p, z.size):
         if not passes.all_finite(z):
             return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
-        return extreme(kind, absolute, p, l2, z)
+        return extreme(kind, absolute, p, tol, l2, z)
     return begin(kind, absolute, p, l2, z, buffer)
 
 
@@ -1156,7 +1182,9 @@ def scale(kind, absolute, p, l2, z, scaled, by_size):
     """
     top = passes.largest(z, absolute or by_size)
     if kind <= m.SIMPLEX:
-        top = max(abs(top), p)  # what lies further below than p does not count
+        top = abs(top)
+        if p < math.inf:
+            top = max(top, p)  # what lies further below than p does not count
     elif not top > 0.0:
         top = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(top)[1])
@@ -1234,7 +1262,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             if by_size:  # from all entries: right of 0 there may be too little to see
                 job = _sums_job(m.start(kind), l2, MOST_SAMPLES)
             else:
-                job = _prepare(kind, absolute, p, l2, source, buffer, part)
+                job = _prepare(kind, absolute, p, tol, l2, source, buffer, part)
             while job.action != WRITE:
                 _run_pass(job, absolute, source, buffer, held, part, marks, few, NONE, len(part))
                 job = _proceed(
@@ -1361,7 +1389,7 @@ def project_shared(places, kind, absolute, tol, whole, x, out, table, workers, d
         z, target, report = x[r], out[r], table[r, :LOG]
         p, l2, rest = report[WANTED], report[NORM], report[REST]
         buffer = target if whole else aside
-        job = _prepare(kind, absolute, p, l2, z, buffer, part)
+        job = _prepare(kind, absolute, p, tol, l2, z, buffer, part)
         while job.action != WRITE:
             given = job, absolute, z, buffer, held, part, few
             split_at(places[0], _to_pass(given), chunks, workers, desks)

@@ -393,11 +393,12 @@ def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, copy, scaled, l
     if st.status == m.SOFT or st.status == m.FEASIBLE:
         pass
     elif engine.is_extreme(kind, p, z.size):
-        job = engine.extreme(kind, absolute, p, l2, z)
+        job = engine.extreme(kind, absolute, p, tol, l2, z)
         st, l2 = job.state, job.l2
     elif st.status != m.RESCALE:
         st = _by_plain_steps(searched, absolute, p, tol, row, z, copy, log)
-    if st.status == m.CAPPED or (st.status == m.FEASIBLE and kind != searched):  # then τ <= 0
+    negative = st.status == m.FEASIBLE and kind != searched  # τ <= 0
+    if st.status == m.CAPPED or st.status == m.NONFINITE or negative:
         return m.start(kind), l2
     if kind == m.HOYER and st.status != m.RESCALE:
         if l2 < 0.0:  # the norm wanted is that of the input
@@ -418,6 +419,8 @@ def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out
     report = table[0, :LOG]
     wanted = report[WANTED]
     shift, back, p, l2 = engine.scale(kind, absolute, wanted, report[NORM], z, scaled, False)
+    if kind <= m.SIMPLEX and p < passes.TINY:  # the engine needs no unit then
+        return
     rows = scaled.reshape((1, z.size))
     if searched == m.CAI or wanted >= np.finfo(z.dtype.type).tiny:
         report[WANTED] = p

@@ -374,7 +374,7 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
         if status == m.RESCALE:
             own = -int(math.frexp(size)[1])
             if kind <= m.SIMPLEX:
-                size = max(abs(top), p)
+                size = max(abs(top), p) if p < math.inf else abs(top)
                 if not extreme and p < TINY * abs(top):  # no scale is needed: see below
                     cuda.syncthreads()
                     if t == 0:
@@ -479,18 +479,25 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
             conclude(told, m.NONFINITE, math.nan, math.nan, math.nan)
         cuda.syncthreads()
         return p, 0, 0, turn
-    if kind > m.SIMPLEX and extreme:
+    if extreme and p > 1.0:
+        _, s, q = sums(z, first, stride, f, g, absolute, least, 0.0, -math.inf, True)
+        _, s, q = add_up(room, grid, parts, turn, 0.0, s, q)
+        turn = 1 - turn
+        same = nonnegative and back == -shift and m.equality_holds(kind, p, told[L2], tol, s, q)
+        cuda.syncthreads()
         if t == 0:
-            if p > 1.0:
-                conclude(told, m.FLAT, -math.inf, 0.0, 0.0)
+            if same:
+                conclude(told, m.FEASIBLE, 0.0, s, q)
             else:
-                zero = kind == m.CAI and top <= 0.0
-                conclude(told, m.FEASIBLE if zero else m.TIED, math.ldexp(top, shift), 0.0, 0.0)
+                conclude(told, m.FLAT, -math.inf, 0.0, 0.0)
         cuda.syncthreads()
     elif extreme:
         if t == 0:
-            inside = kind == m.L1 and top <= 0.0
-            conclude(told, m.FEASIBLE if inside else m.SOFT, math.ldexp(top, shift), 0.0, 0.0)
+            if (kind == m.L1 or kind == m.CAI) and top <= 0.0:
+                conclude(told, m.FEASIBLE, 0.0, 0.0, 0.0)
+            else:
+                status = m.SOFT if kind <= m.SIMPLEX else m.TIED
+                conclude(told, status, math.ldexp(top, shift), 0.0, 0.0)
         cuda.syncthreads()
     elif kind <= m.SIMPLEX and told[0] != m.FEASIBLE and p < TINY * abs(told[1]):
         # Only entries within p of the largest matter, and their gaps to it are exact.

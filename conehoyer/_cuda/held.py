@@ -130,7 +130,7 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
         least, most = (1e-18, 1e30) if narrow else (1e-200, 1e200)  # of squares
         safe = least < f.anchor * f.anchor + q < most
     else:
-        safe = abs(f.anchor) + abs(s) + p > 1e-290
+        safe = m.sums_are_safe(cone, p, f.anchor, s, q)
     if not safe and s != 0.0:
         return _ended(ODD, f)
     if first:

@@ -596,3 +596,36 @@ def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n, to_gpu, to_host):
         x, info = ch.project_l1_ball(to_gpu(y), 1e300, nonneg=nonneg, full_output=True)
         np.testing.assert_array_equal(to_host(x), expected)
         assert abs(to_host(info.level) / np.abs(expected).sum() - 1) <= 1e-13
+
+
+@pytest.mark.parametrize("n", [3, 300])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_flat_vector_of_its_norm_is_unchanged_by_hoyer(dtype, n, to_gpu, to_host):
+    y = np.random.default_rng(n).uniform(0.5, 2.0, (40, 1)).astype(dtype) * np.ones(n, dtype)
+    x, info = ch.project_hoyer(to_gpu(y), 0.0, full_output=True)
+    np.testing.assert_array_equal(to_host(x), y)
+    np.testing.assert_allclose(to_host(info.level), n, 1e-6)
+    x = to_host(ch.project_hoyer(to_gpu(-y), 0.0, nonneg=True))
+    np.testing.assert_allclose(x, y, 1e-6)
+    x = to_host(ch.project_hoyer(to_gpu(y), 0.0, l2=2.0**50))
+    np.testing.assert_allclose(x, 2.0**50 / n**0.5, 1e-6)
+
+
+@pytest.mark.parametrize("more", [0, 300])
+def test_totals_near_the_largest_float(more, to_gpu, to_host):
+    for y, total in ([1e307, -1e308], 1.7e308), ([-1e308, -5e307, 1e308, 0.0], 1.79e308):
+        y = np.append(y, np.full(more, -1.7e308))
+        x = to_host(ch.project_simplex(to_gpu(y), total))
+        np.testing.assert_allclose(x, ch.project_simplex(y, total), 1e-12)
+        assert abs((x / total).sum() - 1) <= 1e-12
+    if not SIMULATED:  # whose ldexp raises where the level, 4e308, overflows
+        y = np.full(4, 1e308)
+        np.testing.assert_array_equal(to_host(ch.project_l1_ball(to_gpu(y), np.inf)), y)
+
+
+def test_threshold_of_what_has_no_positive_entry(to_gpu, to_host):
+    y = np.array([-1.0, -2.0])
+    for project, p in (ch.project_l1_ball, 0.0), (ch.project_cai, 1.0):
+        x, info = project(to_gpu(y), p, nonneg=True, full_output=True)
+        assert not to_host(x).any()
+        assert to_host(info.threshold) == 0.0
