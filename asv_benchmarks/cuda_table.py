@@ -59,7 +59,7 @@ def groups_line(cuda, groups, inner, side, dtype):
     """The same of a square matrix and its groups."""
     x = b.random(cuda, (side, side), dtype)
     out = cuda.device_array_like(x)
-    level = b.level(b.groups_in(groups, side), 0.1, dtype)
+    level = b.level(b.common.groups_in(groups, side, side), 0.1, dtype)
     call = partial(
         conehoyer.project_bilevel, x, level, groups=groups, inner=inner, out=out,
         check_finite=False,

@@ -205,6 +205,12 @@ def equality_holds(kind, p, l2, tol, s, q):
 
 
 @register_jitable
+def flat_holds(n, top, l2, tol, nu):
+    """Whether n entries, ν of which equal the largest, are all alike and have this norm."""
+    return nu == n and top > 0.0 and abs(top * math.sqrt(n) - l2) <= tol * l2
+
+
+@register_jitable
 def sums_at(nu, s, q, offset):
     """Σd and Σd² for d = (a − anchor) − offset, from the sums relative to the anchor."""
     if nu == 0.0:

@@ -111,7 +111,7 @@ class BlockPattern:
 
     Examples
     --------
-    A causal attention mask of blocks of 2 × 2:
+    An attention mask that is causal by blocks of 2 × 2 (within a block all see each other):
 
     >>> import numpy as np
     >>> from conehoyer.blocksparse import BlockPattern
@@ -884,7 +884,8 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
     TypeError
         If `a` is not sparse, or not BSR and block_shape is missing.
     ValueError
-        If `a` is not a matrix, or block_shape does not divide its shape.
+        If `a` is not a matrix, block_shape does not divide its shape, or an index of `a` is out of
+        range.
 
     See Also
     --------
@@ -912,10 +913,8 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
         raise ValueError(f"block_shape must divide the shape {a.shape}, got {block_shape}")
     a = a.tobsr(blocksize=block_shape, copy=True)
     a.sum_duplicates()
-    pattern = BlockPattern._of(
-        a.shape, block_shape, a.indptr.astype(np.intp), a.indices.astype(np.intp)
-    )
-    return BlockSparse._from_blocks(pattern, a.data.astype(_work_dtype(a.dtype, "a"), copy=False))
+    blocks = a.data.astype(_work_dtype(a.dtype, "a"), copy=False)
+    return _from_arrays("a", blocks, a.indices, a.indptr, a.shape, block_shape)  # SciPy checks none
 
 
 def load(file) -> BlockSparse:
@@ -974,7 +973,7 @@ def load(file) -> BlockSparse:
 
 def _as_saved(file):
     """The file that `save` has written to: NumPy gives a name that has no suffix one."""
-    if isinstance(file, str | os.PathLike) and not os.path.exists(file):
+    if isinstance(file, str | os.PathLike) and not os.path.isfile(file):
         named = f"{os.fspath(file)}.npz"
         return named if os.path.exists(named) else file
     return file
@@ -1025,7 +1024,8 @@ def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np
         Height and width of a block.
     keep : float or int
         A float in (0, 1] is the part of the blocks that stays, rounded to the nearest number
-        of blocks, an int the number; at least one stays.  Of blocks that tie the first stay.
+        of blocks, an int the number; at least one stays.  Of blocks whose norms, as they are
+        computed, tie the first stay.
     inner : {"l2", "linf", "l1"}, default: "l2"
         Norm of a block.
     shrink : bool, default: False

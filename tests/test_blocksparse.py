@@ -639,3 +639,22 @@ def test_pattern_of_a_projection():
     x, info = project_bilevel(w, 3.0, groups=(4, 2), full_output=True)
     pattern = BlockPattern(info.kept, (4, 2), w.shape)
     np.testing.assert_array_equal(pattern.kept, compress(x, (4, 2)).pattern.kept)
+
+
+def test_indices_of_scipy_that_are_out_of_range():
+    """SciPy's constructor takes them."""
+    from scipy import sparse
+
+    good = sparse.bsr_array((np.ones((2, 2, 2)), [0, 1], [0, 2]), shape=(2, 4))
+    assert from_scipy(good).n_blocks == 2
+    for wrong in 10**9, -1:
+        good.indices[1] = wrong
+        with pytest.raises(ValueError, match="a: its arrays describe no block-sparse matrix"):
+            from_scipy(good)
+
+
+def test_load_beside_a_folder_of_that_name(tmp_path):
+    (tmp_path / "weights").mkdir()
+    matrix = compress(np.eye(4), (2, 2))
+    matrix.save(tmp_path / "weights")
+    np.testing.assert_array_equal(load(tmp_path / "weights").to_dense(), np.eye(4))

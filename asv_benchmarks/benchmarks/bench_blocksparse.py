@@ -100,6 +100,8 @@ def over_peak(call, operations, seconds=0.5):
 
 
 class OverPeak:
+    """Time over that of as many multiply-adds that never wait for memory."""
+
     params = (("dense", "32x1", "1x32", "16x16"),)
     param_names = ("product",)
 
@@ -110,8 +112,11 @@ class OverPeak:
     def track_over_peak(self, name):
         product = self.product
         if name == "dense":
-            return over_peak(product.dense(), 2.0 * COLUMNS * product.w.size).samples
-        return over_peak(product.call(), 2.0 * COLUMNS * np.count_nonzero(product.w)).samples
+            shares = over_peak(product.dense(), 2.0 * COLUMNS * product.w.size).samples
+        else:
+            operations = 2.0 * COLUMNS * np.count_nonzero(product.w)
+            shares = over_peak(product.call(), operations).samples
+        return [1.0 / share for share in shares]  # asv takes less for better
 
 
 class OverDense:
@@ -187,7 +192,7 @@ class TwoWorkers:
         require_processors(2)
         self.product = Product(*params)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_one(self, *params):
         return compare((self.product.call(2), self.product.call())).samples
 

@@ -11,11 +11,8 @@ from functools import cache, partial
 import numpy as np
 
 import conehoyer
-from conehoyer._cpu import scores, waiting
-from conehoyer._math import MAGNITUDES
-from conehoyer._threads import run_split
 
-from .common import BLOCKS, PARAMETERS, compare, data, problem, require_processors, sampled
+from .common import BLOCKS, PARAMETERS, compare, data, problem, require, require_processors, sampled
 
 SMALL = (10, 100, 1000)
 
@@ -48,6 +45,11 @@ SECOND_CALLS = {
     "project_bilevel": "conehoyer.project_bilevel(y, 5.0)",
     "two threads": "conehoyer.project_cai(numpy.tile(y, 2000), 5.0, axis=None, workers=2)",
 }
+
+
+def private(name):
+    """A module that versions need not have, imported where it is used."""
+    return require(f"conehoyer.{name}")
 
 
 def in_new_process(code, **environment):
@@ -96,11 +98,11 @@ class Calls:
         self.project, self.y, self.parameter = case.project, case.y, case.parameter
         self.out = case.out
 
-    @sampled("seconds", rounds=2)
+    @sampled("seconds")
     def track_call(self, function, n):
         return seconds(partial(self.project, self.y, self.parameter))
 
-    @sampled("seconds", rounds=2)
+    @sampled("seconds")
     def track_call_with_out(self, function, n):
         return seconds(partial(self.project, self.y, self.parameter, out=self.out))
 
@@ -178,20 +180,21 @@ class Desks:
 
     @sampled("ratio")
     def track_over_one_part(self):
+        scores, threads = private("_cpu.scores"), private("_threads")
         x, result = data("gaussian", (2, 100), "float64"), np.zeros(2)
-        task = partial(scores.score_rows, x, MAGNITUDES, result)
-        return compare((partial(run_split, task, 2, 2), partial(task, 0, 2))).samples
+        task = partial(scores.score_rows, x, private("_math").MAGNITUDES, result)
+        return compare((partial(threads.run_split, task, 2, 2), partial(task, 0, 2))).samples
 
 
 class Waiting:
     """How long a call stays awake for a thread that does not come."""
 
     def setup(self):
-        self.ended = np.zeros(1, np.int64)
-        waiting.for_all(self.ended)  # compiles
+        self.wait = partial(private("_cpu.waiting").for_all, np.zeros(1, np.int64))
+        self.wait()  # compiles
 
     def time_for_all(self):
-        waiting.for_all(self.ended)
+        self.wait()
 
 
 class Parts:
@@ -213,5 +216,6 @@ class Parts:
             task(0, 1)
             other.result()
 
+        run_split = private("_threads").run_split
         with ThreadPoolExecutor(1) as pool:
-            return compare((partial(run_split, task, 2, 2), by_pool)).samples
+            return compare((partial(run_split, task, 2, 2), by_pool), apart=True).samples

@@ -67,8 +67,8 @@ def random(cuda, shape, dtype):
     return cuda.to_device(np.resize(part, count).reshape(shape))
 
 
-def copy_bandwidth(cuda, x):
-    """Bytes read and written per second by a copy of x on the device.
+def copy_seconds(cuda, x):
+    """Time of a copy of x on the device.
 
     By the driver's own function: Numba's has more of the host's time in it.
     """
@@ -78,12 +78,17 @@ def copy_bandwidth(cuda, x):
     there, here = (a.__cuda_array_interface__["data"][0] for a in (out, x))
     copy = partial(driver.cuMemcpyDtoDAsync, there, here, x.nbytes, 0)
     assert copy() == (driver.CUresult.CUDA_SUCCESS,)
-    return 2 * x.nbytes / seconds(cuda, copy)
+    return seconds(cuda, copy)
+
+
+def copy_bandwidth(cuda, x):
+    """Bytes that a copy of x reads and writes per second."""
+    return 2 * x.nbytes / copy_seconds(cuda, x)
 
 
 def over_copy(cuda, call, x):
-    """One read and one write of x per time of the call, over the copy's bandwidth."""
-    return 2 * x.nbytes / seconds(cuda, call) / copy_bandwidth(cuda, x)
+    """Time of the call over that of a copy of x."""
+    return seconds(cuda, call) / copy_seconds(cuda, x)
 
 
 def kept_part(n, kept):
@@ -128,7 +133,7 @@ class LongVector:
     def track_over_copy(self, *params):
         return over_copy(self.cuda, self.call, self.x)
 
-    track_over_copy.unit = "share of the copy's bandwidth"
+    track_over_copy.unit = "ratio"
 
 
 class Batch:
@@ -148,14 +153,7 @@ class Batch:
     def track_over_copy(self, *params):
         return over_copy(self.cuda, self.call, self.x)
 
-    track_over_copy.unit = "share of the copy's bandwidth"
-
-
-def groups_in(groups, side):
-    """How many groups a square matrix has."""
-    if isinstance(groups, str):
-        return 2 * side - 1 if groups == "diagonals" else side
-    return -(-side // groups[0]) * -(-side // groups[1])
+    track_over_copy.unit = "ratio"
 
 
 class Host:
@@ -187,7 +185,7 @@ class Bilevel:
         self.cuda = device()
         self.x = random(self.cuda, (side, side), dtype)
         out = self.cuda.device_array_like(self.x)
-        bound = level(groups_in(groups, side), 0.1, dtype)
+        bound = level(common.groups_in(groups, side, side), 0.1, dtype)
         self.call = partial(
             conehoyer.project_bilevel, self.x, bound, groups=groups, out=out, check_finite=False
         )
@@ -195,7 +193,7 @@ class Bilevel:
     def track_over_copy(self, *params):
         return over_copy(self.cuda, self.call, self.x)
 
-    track_over_copy.unit = "share of the copy's bandwidth"
+    track_over_copy.unit = "ratio"
 
 
 def sorted_projection(torch, x, bound):
@@ -210,7 +208,7 @@ def sorted_projection(torch, x, bound):
 
 
 class OverTorchSort:
-    """The ℓ1 ball by sorting in torch, over ours: one vector, or rows."""
+    """Our ℓ1 ball over that by sorting in torch: one vector, or rows."""
 
     params = (DTYPES, ((1, 1_000_000), (1, 100_000_000), (8192, 8192)))
     param_names = ("dtype", "shape")

@@ -33,7 +33,7 @@ class Layers:
             for y, out in copies(y, np.zeros_like(y))
         ]
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return compare(*self.pairs).samples
 
@@ -52,7 +52,7 @@ class Rows:
             for y, out in copies(y, np.zeros_like(y))
         ]
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return compare(*self.pairs).samples
 

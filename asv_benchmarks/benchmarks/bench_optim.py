@@ -108,6 +108,6 @@ class OverTorch:
 
         self.pair = step_call(p, g)[0], step
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_torch(self, *params):
         return compare(self.pair).samples

@@ -1,6 +1,8 @@
 """Projections relative to the floor, to sorting and to the classical algorithms."""
 
+from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -85,7 +87,7 @@ class OneWorker:
     def setup(self, function, dtype, n, kept):
         self.problem = Problem(function, data("gaussian", n, dtype), kept)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor().samples
 
@@ -97,7 +99,7 @@ class NewData:
     def setup(self, function, dtype, n, kept):
         self.problem = Problem(function, data("gaussian", n, dtype), kept)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         """Entries in another order at each call: no branch is known beforehand."""
         return self.problem.over_floor_on_new_data().samples
@@ -138,7 +140,7 @@ class Layouts:
         self.project = partial(conehoyer.project_cai, y, level, axis=axis, workers=1)
         self.flat = np.ravel(y, "K")
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         outs = [np.zeros((1000, 1000), self.flat.dtype) for _ in range(BLOCKS)]
         return compare(
@@ -203,7 +205,7 @@ class TwoWorkers:
         require_processors(2)
         self.problem = Problem(function, data(distribution, max(SIZES), dtype), kept)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor(threads=2).samples
 
@@ -225,7 +227,7 @@ class SharedVector:
         call = self.problem.call(*arrays, workers=workers)
         return lambda: [call() for _ in range(5)]
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_one_worker(self, *params):
         given = copies(self.problem.y, self.problem.out)
         pairs = [(self.calls(arrays, 2), self.calls(arrays, 1)) for arrays in given]
@@ -242,7 +244,7 @@ class TwoWorkersOnRows:
         require_processors(2)
         self.problem = Problem(function, data("gaussian", ROWS, dtype), kept)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor(threads=2).samples
 
@@ -275,7 +277,7 @@ class RowsInMemory:
     def setup(self, function, dtype, n):
         self.problem = problem(function, "gaussian", (10_000_000 // n, n), dtype, 0.1)
 
-    @sampled("ratio", rounds=2)
+    @sampled("ratio")
     def track_over_floor_by_row(self, *params):
         return self.problem.over_floor(by_row=True).samples
 
@@ -287,8 +289,10 @@ class Memory:
     param_names = ("function", "axis", "workers")
 
     def setup_cache(self):
-        for function, parameter in TYPICAL.items():  # compile, which takes memory, elsewhere
-            getattr(conehoyer, function)(data("gaussian", 1000), parameter)
+        for params in product(*self.params):  # all that compiles, which takes memory, elsewhere
+            with suppress(NotImplementedError):
+                self.setup(*params)
+                self.project()
 
     def setup(self, function, axis, workers):
         require_processors(workers)

@@ -151,6 +151,13 @@ def _sparseness(y, kept):
     return (root - np.sqrt(_level(y, kept))) / (root - 1.0)
 
 
+def groups_in(groups, rows, columns):
+    """How many groups a matrix has."""
+    if isinstance(groups, str):
+        return {"columns": columns, "rows": rows, "diagonals": rows + columns - 1}[groups]
+    return -(-rows // groups[0]) * -(-columns // groups[1])
+
+
 PARAMETERS = {
     "project_cai": _level,
     "project_hoyer": _sparseness,
@@ -193,20 +200,32 @@ class Problem:
 
     def over_floor(self, seconds=0.5, threads=1, by_row=False):
         """Time of the projection relative to the floor with as many threads."""
-        reference = partial(floor_call, threads=threads, by_row=by_row)
-        return self.over(reference, seconds, workers=threads)
+        pairs = [
+            (self.call(*arrays, workers=threads), floor_call(*arrays, threads, by_row))
+            for arrays in copies(self.y, self.out)
+        ]
+        return compare(*pairs, seconds=seconds, apart=threads > 1)
 
     def over_floor_on_new_data(self, seconds=0.5):
         """`over_floor` of one row with the entries in another order at each call.
 
         Called on the same data again and again, a processor learns which branches they take.
         """
-        rng = np.random.default_rng(1)
-        orders = [rng.permutation(self.y) for _ in range(max((1 << 23) // self.y.nbytes, 3))]
-        calls = cycle([self.call(y, self.out) for y in orders])
-        # On the one that comes next: as long untouched as the one that is projected.
-        references = cycle([floor_call(y, self.out) for y in orders[1:] + orders[:1]])
-        return compare((lambda: next(calls)(), lambda: next(references)()), seconds=seconds)
+        calls = self._on_new_data(1, lambda y: self.call(y, self.out))
+        references = self._on_new_data(2, lambda y: floor_call(y, self.out))
+        return compare((calls, references), seconds=seconds)
+
+    def _on_new_data(self, seed, call):
+        """A call that goes through orders of the entries which nothing else touches."""
+        rng = np.random.default_rng(seed)
+        orders = [rng.permutation(self.y) for _ in range(max((1 << 22) // self.y.nbytes, 3))]
+        turns = cycle([call(y) for y in orders])
+        return lambda: next(turns)()
+
+    def floor_over_itself_on_new_data(self, seconds=0.5):
+        """1 where `over_floor_on_new_data` treats both sides alike."""
+        sides = [self._on_new_data(seed, lambda y: floor_call(y, self.out)) for seed in (1, 2)]
+        return compare(sides, seconds=seconds)
 
     def over_sort(self, seconds=0.5, **options):
         """Time of the projection relative to sorting the input."""
@@ -241,18 +260,23 @@ class Comparison(NamedTuple):
     samples: tuple = ()
 
 
-def compare(*pairs, seconds=0.5):
+def compare(*pairs, seconds=0.5, apart=False):
     """Time two calls in turn, in five blocks; each block has a pair of its own, or the one.
 
     Neighbours in time see the same clock rate and the same other load. A block counts with
     the lower decile of each call, which is its time without interruptions; the block with the
     median ratio is the answer.
+
+    `apart`: each call is repeated for some milliseconds before the other has its turn, and its
+    first time does not count. For calls with several threads: one of the library's stays awake
+    for a millisecond after a call, and would take the processor from the other's.
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
         blocks = [
-            _block(*pairs[i % len(pairs)], seconds / BLOCKS) for i in range(max(BLOCKS, len(pairs)))
+            (_apart if apart else _block)(*pairs[i % len(pairs)], seconds=seconds / BLOCKS)
+            for i in range(max(BLOCKS, len(pairs)))
         ]
     finally:
         if collecting:
@@ -277,6 +301,21 @@ def _block(call, reference, seconds):
     return [float(t) for t in np.quantile(times, 0.1, axis=0)]
 
 
+def _apart(*calls, seconds, turn=0.005):
+    times = [], []
+    end = perf_counter() + seconds
+    while len(times[1]) < 4 or perf_counter() < end:
+        for call, own in zip(calls, times, strict=True):
+            call()
+            t0 = start = perf_counter()
+            while t0 < start + turn or len(own) < 2:
+                call()
+                t1 = perf_counter()
+                own.append(t1 - t0)
+                t0 = t1
+    return [float(np.quantile(own, 0.1)) for own in times]
+
+
 def copies(*arrays):
     """The arrays, and copies elsewhere in memory where they are small.
 
@@ -288,11 +327,11 @@ def copies(*arrays):
     return [arrays] + [tuple(a.copy(order="K") for a in arrays) for _ in others]
 
 
-def sampled(unit, rounds=1):
+def sampled(unit, rounds=2):
     """Make a ``track_`` benchmark of a method that returns a list of samples.
 
-    They come from `rounds` processes. asv shows their median, and tells a change from noise
-    as it does for ``time_``.
+    They come from `rounds` processes: from one to the next memory lies elsewhere. asv shows
+    their median, and tells a change from noise as it does for ``time_``.
     """
 
     def decorate(track):

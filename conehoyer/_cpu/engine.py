@@ -1086,12 +1086,12 @@ def extreme(kind, absolute, p, tol, l2, z):
     """The verdict then."""
     if l2 < 0.0:
         l2 = passes.norm(z)
-    if kind == m.HOYER and p > 1.0:
-        nu, s, q = passes.sums(z, absolute, 0.0, -math.inf)
-        if m.equality_holds(kind, p, l2, tol, s, q) and (absolute or passes.nonnegative(z)):
-            return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q)
-        return _verdict(m.FLAT, -math.inf, l2, 0.0, 0.0, 0.0)
     top = passes.largest(z, absolute)
+    if kind == m.HOYER and p > 1.0:
+        nu, _, _ = passes.sums(z, absolute, top, -(2.0**-54) * top)
+        if m.flat_holds(float(z.size), top, l2, tol, nu):
+            return _verdict(m.FEASIBLE, 0.0, l2, nu, nu, nu)
+        return _verdict(m.FLAT, -math.inf, l2, 0.0, 0.0, 0.0)
     if (kind == m.L1 or kind == m.CAI) and not top > 0.0:
         return _verdict(m.FEASIBLE, 0.0, l2, 0.0, 0.0, 0.0)
     return _verdict(m.SOFT if kind <= m.SIMPLEX else m.TIED, top, l2, 0.0, 0.0, 0.0)

@@ -344,6 +344,16 @@ def facts(z, first, stride):
 
 
 @function
+def count_of(z, first, stride, absolute, value):
+    """How many of this thread's entries, or magnitudes, are this value."""
+    count = 0
+    for i in range(first, z.size, stride):
+        a = abs(z[i]) if absolute else z[i]
+        count += 1 if a == value else 0
+    return float64(count)
+
+
+@function
 def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
     """Find the verdict, which `told` holds afterwards, and the power of two of its unit.
 
@@ -480,14 +490,15 @@ def solve(kind, absolute, p, l2, tol, z, room, told, grid, parts, kept):
         cuda.syncthreads()
         return p, 0, 0, turn
     if extreme and p > 1.0:
-        _, s, q = sums(z, first, stride, f, g, absolute, least, 0.0, -math.inf, True)
-        _, s, q = add_up(room, grid, parts, turn, 0.0, s, q)
+        nu = count_of(z, first, stride, absolute, real(top))
+        nu, _, _ = add_up(room, grid, parts, turn, nu, 0.0, 0.0)
         turn = 1 - turn
-        same = nonnegative and back == -shift and m.equality_holds(kind, p, told[L2], tol, s, q)
+        top = math.ldexp(top, shift)
+        same = back == -shift and m.flat_holds(float(n), top, told[L2], tol, nu)
         cuda.syncthreads()
         if t == 0:
             if same:
-                conclude(told, m.FEASIBLE, 0.0, s, q)
+                conclude(told, m.FEASIBLE, 0.0, nu, nu)
             else:
                 conclude(told, m.FLAT, -math.inf, 0.0, 0.0)
         cuda.syncthreads()
