@@ -69,6 +69,13 @@ def set_workers(workers: int) -> Iterator[None]:
     None
         Nothing: ``with set_workers(2):`` has no ``as``.
 
+    Raises
+    ------
+    ValueError
+        If `workers` is 0 or below minus the number of processors.
+    TypeError
+        If `workers` is no integer.
+
     See Also
     --------
     get_workers : The value in force.

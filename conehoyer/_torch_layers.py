@@ -417,9 +417,7 @@ def sparsify(
 
 def _weights(module):
     """The weights of a linear layer as an array."""
-    if (
-        "weight" in vars(module) and module._forward_pre_hooks
-    ):  # a copy, maybe an old one
+    if "weight" in vars(module) and module._forward_pre_hooks:  # a copy, maybe an old one
         raise ValueError(
             "the layer's weight is made by a hook, as torch.nn.utils.prune and weight_norm do: "
             "make it a parameter first, by prune.remove or remove_weight_norm"

@@ -111,7 +111,7 @@ def project_bilevel(
     radius : float or array_like of float64, optional
         Bound on the sum of the groups' norms instead, at least 0 (bilevel ℓ1,∞ for
         ``inner="linf"``).  Exactly one of `level` and `radius` must be given.
-    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
+    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
         The groups: the columns, the rows, the diagonals (group j has the offset
         j − (M − 1)), blocks of this shape (those at the lower and right edge may be
         smaller), or a label for each entry: of shape (M, N), for each matrix by itself,
@@ -146,11 +146,17 @@ def project_bilevel(
     Raises
     ------
     ValueError
-        If not exactly one of `level` and `radius` is given or it is out of range, if
-        `groups` or `inner` is unknown, labels are negative or of the wrong shape, x has
-        fewer than two dimensions or is not finite, or `out` does not fit.
+        If not exactly one of `level` and `radius` is given or it is out of range or does not
+        broadcast, if `groups` or `inner` is unknown, labels are negative or of the wrong
+        shape, x has fewer than two dimensions or is not finite, `workers` is out of range, or
+        `out` does not fit.
     TypeError
         If x is complex, masked or sparse, or an argument has the wrong type.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the cap on the passes over the norms was hit.
 
     See Also
     --------
@@ -386,7 +392,7 @@ def project_l1inf_ball(
         The matrix, or a batch of matrices, each projected by itself.
     radius : float or array_like of float64
         Radius of the ball, at least 0; broadcasts against the batch.
-    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
+    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
         The groups, as for `project_bilevel`.
     out : ndarray, optional
         Where the result goes, of x's shape and the result's dtype; may be x itself.
@@ -410,8 +416,8 @@ def project_l1inf_ball(
     Raises
     ------
     ValueError
-        If `radius` is negative or not finite, or x is not finite; `groups` and `out` as
-        for `project_bilevel`.
+        If `radius` is negative, not finite or does not broadcast, or x is not finite;
+        `groups`, `workers` and `out` as for `project_bilevel`.
     TypeError
         If x is complex, masked or sparse, or an argument has the wrong type.
 
@@ -544,7 +550,7 @@ def level_for_groups(
         The matrix, or a batch of matrices.
     n_groups : int or array_like of int
         Number of groups wanted, at least 1; broadcasts against the batch.
-    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like of int
+    groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
         The groups, as for `project_bilevel`.
     inner : {"linf", "l2", "l1"}, default "linf"
         The norm of a group, as for `project_bilevel`.

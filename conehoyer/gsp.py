@@ -121,12 +121,13 @@ def project_gsp(
     Raises
     ------
     ValueError
-        If `sparseness` is outside [0, 1] or not a single number, `out` has the wrong
-        length, shape or dtype, is read-only or has arrays that overlap each other, or
-        `x` holds NaN or inf and `check_finite` is true.
+        If `sparseness` is outside [0, 1] or not a single number, `workers` is out of range,
+        `out` has the wrong length, shape or dtype, is read-only or has arrays that overlap
+        each other, or `x` holds NaN or inf and `check_finite` is true.
     TypeError
         If `x` is complex, of another non-real dtype, masked, or a sparse container,
-        `sparseness` is no real number, or `out` is of another kind than the result.
+        `sparseness` is no real number, `workers` is no integer, or `out` is of another kind
+        than the result.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 

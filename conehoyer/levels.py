@@ -121,7 +121,7 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
     Raises
     ------
     ValueError
-        If `sparseness` is outside [0, 1] or `n` below 1.
+        If `sparseness` is outside [0, 1], `n` is below 1, or they do not broadcast.
     TypeError
         If they are not real numbers and integers.
 

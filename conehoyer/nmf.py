@@ -117,7 +117,7 @@ def nmf_hals(
         Number of components, at least 1.  It may exceed min(m, n).
     init : {"nndsvd", "random"} or pair (W0, H0), default "nndsvd"
         The start.  "nndsvd" takes the nonnegative parts of a truncated SVD [3]_, the
-        same at every call; components beyond the numerical rank are random.  "random"
+        same at every call up to the numerical rank; components beyond are random.  "random"
         takes uniform numbers at the scale of the data.  W0 (m, rank) may be None: then W
         starts at zero and is fitted to H0 (rank, n) first.  For x on a GPU both may lie
         there or on the host.

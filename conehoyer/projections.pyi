@@ -45,6 +45,16 @@ def project_cai(
 ) -> tuple[_T, ProjectionInfo]: ...
 @overload
 def project_cai(
+    x: _T,
+    level: _Numbers,
+    *,
+    method: Literal["cfp", "iterative"] = ...,
+    out: _T | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> _T | tuple[_T, ProjectionInfo]: ...
+@overload
+def project_cai(
     x: ArrayLike,
     level: _Numbers,
     *,
@@ -64,6 +74,16 @@ def project_cai(
     **options: Unpack[_SignedOptions],
 ) -> tuple[np.ndarray, ProjectionInfo]: ...
 @overload
+def project_cai(
+    x: ArrayLike,
+    level: _Numbers,
+    *,
+    method: Literal["cfp", "iterative"] = ...,
+    out: np.ndarray | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> np.ndarray | tuple[np.ndarray, ProjectionInfo]: ...
+@overload
 def project_hoyer(
     x: _T,
     sparseness: _Numbers | None = ...,
@@ -89,6 +109,18 @@ def project_hoyer(
 ) -> tuple[_T, ProjectionInfo]: ...
 @overload
 def project_hoyer(
+    x: _T,
+    sparseness: _Numbers | None = ...,
+    *,
+    l1: _Numbers | None = ...,
+    l2: _Numbers | None = ...,
+    method: Literal["cfp", "alternating"] = ...,
+    out: _T | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> _T | tuple[_T, ProjectionInfo]: ...
+@overload
+def project_hoyer(
     x: ArrayLike,
     sparseness: _Numbers | None = ...,
     *,
@@ -112,6 +144,18 @@ def project_hoyer(
     **options: Unpack[_SignedOptions],
 ) -> tuple[np.ndarray, ProjectionInfo]: ...
 @overload
+def project_hoyer(
+    x: ArrayLike,
+    sparseness: _Numbers | None = ...,
+    *,
+    l1: _Numbers | None = ...,
+    l2: _Numbers | None = ...,
+    method: Literal["cfp", "alternating"] = ...,
+    out: np.ndarray | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> np.ndarray | tuple[np.ndarray, ProjectionInfo]: ...
+@overload
 def project_l1_ball(
     x: _T,
     radius: _Numbers = ...,
@@ -133,6 +177,16 @@ def project_l1_ball(
 ) -> tuple[_T, ProjectionInfo]: ...
 @overload
 def project_l1_ball(
+    x: _T,
+    radius: _Numbers = ...,
+    *,
+    method: Literal["newton", "condat", "sort"] = ...,
+    out: _T | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> _T | tuple[_T, ProjectionInfo]: ...
+@overload
+def project_l1_ball(
     x: ArrayLike,
     radius: _Numbers = ...,
     *,
@@ -151,6 +205,16 @@ def project_l1_ball(
     full_output: Literal[True],
     **options: Unpack[_SignedOptions],
 ) -> tuple[np.ndarray, ProjectionInfo]: ...
+@overload
+def project_l1_ball(
+    x: ArrayLike,
+    radius: _Numbers = ...,
+    *,
+    method: Literal["newton", "condat", "sort"] = ...,
+    out: np.ndarray | None = ...,
+    full_output: bool,
+    **options: Unpack[_SignedOptions],
+) -> np.ndarray | tuple[np.ndarray, ProjectionInfo]: ...
 @overload
 def project_simplex(
     x: _T,
@@ -173,6 +237,16 @@ def project_simplex(
 ) -> tuple[_T, ProjectionInfo]: ...
 @overload
 def project_simplex(
+    x: _T,
+    total: _Numbers = ...,
+    *,
+    method: Literal["newton", "condat", "sort"] = ...,
+    out: _T | None = ...,
+    full_output: bool,
+    **options: Unpack[_Options],
+) -> _T | tuple[_T, ProjectionInfo]: ...
+@overload
+def project_simplex(
     x: ArrayLike,
     total: _Numbers = ...,
     *,
@@ -191,3 +265,13 @@ def project_simplex(
     full_output: Literal[True],
     **options: Unpack[_Options],
 ) -> tuple[np.ndarray, ProjectionInfo]: ...
+@overload
+def project_simplex(
+    x: ArrayLike,
+    total: _Numbers = ...,
+    *,
+    method: Literal["newton", "condat", "sort"] = ...,
+    out: np.ndarray | None = ...,
+    full_output: bool,
+    **options: Unpack[_Options],
+) -> np.ndarray | tuple[np.ndarray, ProjectionInfo]: ...

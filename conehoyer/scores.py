@@ -72,9 +72,10 @@ def cai_score(
     Raises
     ------
     ValueError
-        If `x` is no array: lists of different lengths.
+        If `x` is no array: lists of different lengths; or `workers` is out of range.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or
+        `workers` is no integer.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -127,9 +128,10 @@ def hoyer_score(
     Raises
     ------
     ValueError
-        If `x` is no array: lists of different lengths.
+        If `x` is no array: lists of different lengths; or `workers` is out of range.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or
+        `workers` is no integer.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -182,9 +184,10 @@ def hoyer_sparseness(
     Raises
     ------
     ValueError
-        If `x` is no array: lists of different lengths.
+        If `x` is no array: lists of different lengths; or `workers` is out of range.
     TypeError
-        If `x` is complex, of another non-real dtype, masked, or a sparse container.
+        If `x` is complex, of another non-real dtype, masked, or a sparse container, or
+        `workers` is no integer.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 
@@ -239,9 +242,11 @@ def gsp_score(
 
     Raises
     ------
+    ValueError
+        If `workers` is out of range.
     TypeError
         If `x` is complex, of another non-real dtype, masked, a sparse container, or a list
-        with some arrays on a GPU and some not.
+        with some arrays on a GPU and some not, or `workers` is no integer.
     numpy.exceptions.AxisError
         If `axis` is out of range.
 

@@ -102,7 +102,8 @@ plt.show()
 # .. math:: τ \;\leftarrow\; τ + m − \sqrt{l\,v / (ν − l)} .
 #
 # From τ = 0 the trials go up and never beyond the solution. As soon as ν stays the same, that
-# was it. The library records the sizes of the supports in ``info.support``.
+# was it. The library records the sizes of the supports in ``info.support``. Its steps may be
+# longer, as they reckon with entries that cross τ on the way, and skip one of these.
 
 
 def sums(a, tau):

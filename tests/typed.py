@@ -28,6 +28,16 @@ def of_tensors(x: Tensor) -> None:
     assert_type(project_simplex(x, 1.0, axis=0), Tensor)
 
 
+def with_a_flag(x: np.ndarray, t: Tensor, flag: bool) -> None:
+    """Whether a report is wanted is only known when the program runs."""
+    of_array = np.ndarray | tuple[np.ndarray, ProjectionInfo]
+    of_tensor = Tensor | tuple[Tensor, ProjectionInfo]
+    assert_type(project_cai(x, 3.0, full_output=flag), of_array)
+    assert_type(project_hoyer(t, 0.5, full_output=flag), of_tensor)
+    assert_type(project_l1_ball(x, out=x, full_output=flag), of_array)
+    assert_type(project_simplex(t, 1.0, full_output=flag), of_tensor)
+
+
 def mistakes(x: np.ndarray) -> None:
     project_cai(x)  # type: ignore[call-overload]
     project_simplex(x, nonneg=True)  # type: ignore[call-overload]
