@@ -42,7 +42,7 @@ class Problem:
             )
             for x, out in copies(self.x, self.out)
         ]
-        return compare(*pairs, seconds=seconds, apart=threads > 1)
+        return compare(*pairs, seconds=seconds)
 
 
 class OverFloor:

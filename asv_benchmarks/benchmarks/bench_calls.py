@@ -12,7 +12,7 @@ import numpy as np
 
 import conehoyer
 
-from .common import BLOCKS, PARAMETERS, compare, data, problem, require, require_processors, sampled
+from .common import BLOCKS, PARAMETERS, compare, data, private, problem, require_processors, sampled
 
 SMALL = (10, 100, 1000)
 
@@ -45,11 +45,6 @@ SECOND_CALLS = {
     "project_bilevel": "conehoyer.project_bilevel(y, 5.0)",
     "two threads": "conehoyer.project_cai(numpy.tile(y, 2000), 5.0, axis=None, workers=2)",
 }
-
-
-def private(name):
-    """A module that versions need not have, imported where it is used."""
-    return require(f"conehoyer.{name}")
 
 
 def in_new_process(code, **environment):

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial, wraps
 from itertools import cycle
 from time import perf_counter
@@ -61,25 +60,23 @@ def floor(y, out):
 def floor_call(y, out, threads=1, by_row=False):
     """A call without arguments of the floor on these arrays.
 
-    Each thread gets a contiguous part. Several rows count as one long vector unless `by_row`
-    is set: then a row is still in the cache when it is read again, and the floor is lower.
+    Each thread gets a contiguous part. They are the library's own, which stay awake for a
+    moment: those of another pool would have to be woken, and would find them in their way.
+    Several rows count as one long vector unless `by_row` is set: then a row is still in the
+    cache when it is read again, and the floor is lower.
     """
     rows = y.shape if by_row else (1, y.size)
     y, out = y.reshape(rows), out.reshape(rows)
     if threads == 1:
         return partial(floor, y, out)
     cut = 0 if by_row else 1
-    parts = [np.array_split(a, threads, axis=cut) for a in (y, out)]
-    (z, w), *others = zip(*parts, strict=True)
-    pool = ThreadPoolExecutor(threads - 1)
+    parts = list(zip(*(np.array_split(a, threads, axis=cut) for a in (y, out)), strict=True))
 
-    def call():
-        running = [pool.submit(floor, *other) for other in others]
-        floor(z, w)
-        for future in running:
-            future.result()
+    def task(first, last):
+        for part in parts[first:last]:
+            floor(*part)
 
-    return call
+    return partial(private("_threads").run_split, task, threads, threads)
 
 
 def require_processors(count):
@@ -98,6 +95,11 @@ def require(package):
         return importlib.import_module(package)
     except ImportError:
         raise NotImplementedError(f"needs {package}") from None
+
+
+def private(name):
+    """A module of the library that versions need not have, imported where it is used."""
+    return require(f"conehoyer.{name}")
 
 
 # --- the data ------------------------------------------------------------------------
@@ -200,11 +202,8 @@ class Problem:
 
     def over_floor(self, seconds=0.5, threads=1, by_row=False):
         """Time of the projection relative to the floor with as many threads."""
-        pairs = [
-            (self.call(*arrays, workers=threads), floor_call(*arrays, threads, by_row))
-            for arrays in copies(self.y, self.out)
-        ]
-        return compare(*pairs, seconds=seconds, apart=threads > 1)
+        reference = partial(floor_call, threads=threads, by_row=by_row)
+        return self.over(reference, seconds, workers=threads)
 
     def over_floor_on_new_data(self, seconds=0.5):
         """`over_floor` of one row with the entries in another order at each call.
@@ -268,8 +267,8 @@ def compare(*pairs, seconds=0.5, apart=False):
     median ratio is the answer.
 
     `apart`: each call is repeated for some milliseconds before the other has its turn, and its
-    first time does not count. For calls with several threads: one of the library's stays awake
-    for a millisecond after a call, and would take the processor from the other's.
+    first time does not count. Where only one of them is by the library's threads: one of these
+    stays awake for a millisecond after a call, and would take the processor from the other's.
     """
     collecting = gc.isenabled()
     gc.disable()

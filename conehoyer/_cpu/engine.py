@@ -783,7 +783,7 @@ def _side_unknown(kind, p, st, nu, s, q):
     So it is all the way where a few entries dwarf the others.
     """
     s, q = m.sums_at(nu, s, q, st.offset)
-    return abs(m.closeness(kind, p, s, q)) <= 2.0**-16
+    return abs(m.closeness(kind, p, s, q)) <= 2.0**-20
 
 
 @helper
