@@ -369,7 +369,7 @@ def project_l1_ball(
         as one vector.
     method : {"newton", "condat", "sort"}, default "newton"
         "newton" is this library's own; "condat" is Condat's algorithm [1]_ and "sort" the
-        classical one, for comparison.  All are exact.
+        classical one, for comparison.  All are exact; those two as long as no sum overflows.
     nonneg : bool, default False
         Project onto the nonnegative part of the ball: negative entries become zero.
     out : ndarray, optional
@@ -476,7 +476,7 @@ def project_simplex(
         as one vector.
     method : {"newton", "condat", "sort"}, default "newton"
         "newton" is this library's own; "condat" is Condat's algorithm [1]_ and "sort" the
-        classical one, for comparison.  All are exact.
+        classical one, for comparison.  All are exact; those two as long as no sum overflows.
     out : ndarray, optional
         Where the result goes: the shape of `x` and the dtype of the result.  May be `x`
         itself.  Its content is undefined if an error is raised, unless it is `x`.
