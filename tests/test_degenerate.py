@@ -803,6 +803,21 @@ def test_float32_sums_in_which_a_few_entries_drown_the_rest(seed):
     assert np.count_nonzero(x) == exact.support
 
 
+@pytest.mark.parametrize("seed", [7, 13, 15, 21, 33])
+@pytest.mark.parametrize("project", [ch.project_l1_ball, ch.project_simplex])
+def test_float32_sums_in_which_the_radius_of_the_rest_drowns(project, seed):
+    rng = np.random.default_rng(seed)
+    n, count = int(rng.choice([9000, 16384, 40000, 100_000])), int(rng.integers(2, 80))
+    y = abs(rng.standard_normal(n)).astype(np.float32)
+    y[:count] = 10.0 ** rng.uniform(7, 8.5)
+    tau = rng.uniform(2.0, 3.5)
+    radius = np.maximum(y.astype(LD) - tau, 0).sum()
+    assert radius < (1 - 2e-6) * y.sum(dtype=LD)  # else the input would count as feasible
+    _, info = project(y, float(radius), full_output=True)
+    assert info.converged
+    assert abs(info.threshold - tau) <= 1e-2 * tau
+
+
 @pytest.mark.parametrize("n", [5000, 9000])
 def test_a_threshold_far_from_where_nearly_constant_data_pinned_the_search(n):
     """A few large entries, many equal ones just above τ, and as many well below it."""
