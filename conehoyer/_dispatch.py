@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_INTERFACE = "__cuda_array_interface__"
 
 
 def on_device(x: Any) -> bool:
@@ -19,7 +20,8 @@ def on_device(x: Any) -> bool:
         return bool(x.is_cuda)  # its interface raises where a gradient is wanted
     if type(x).__module__.startswith("numba.cuda.simulator."):
         return True
-    return hasattr(type(x), "__cuda_array_interface__")  # a tracer's proxy has any attribute
+    # A tracer's proxy has any attribute; an array of the host may have a property that raises.
+    return hasattr(type(x), _INTERFACE) and hasattr(x, _INTERFACE)
 
 
 def takes_tensors(function: _F) -> _F:

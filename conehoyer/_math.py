@@ -407,7 +407,7 @@ def advance(kind, p, tol, st, nu, s, q):
         if solved:
             return _solved(kind, p, tol, st, nu, s, q, signed, step)
     if st.passes >= MAX_PASSES:
-        if not everything:
+        if step > -math.inf:
             sd, qd = sums_at(nu, s, q, step)
         return with_verdict(st, CAPPED, step, nu, sd, qd)
     return _next_tau(st, nu, sd, left, signed, can_step, step, far)

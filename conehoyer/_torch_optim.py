@@ -232,14 +232,13 @@ class SparseAdamW(torch.optim.Optimizer):
             for label, p, grad, _, options, fused in jobs:
                 if fused:
                     good = optim._gradient_is_bounded(grad, workers)
-                else:  # what is added to the moment has the gradient's range
-                    share = (1.0 - options.betas[1]) * grad.to(_wide(grad)).square()
-                    good = bool(share.to(grad.dtype).isfinite().all())
+                else:
+                    good = _moments_are_bounded(p, grad, self.state.get(p), options.betas[1])
                 if not good:
                     raise ValueError(
-                        f"the gradient of {label} of shape {tuple(p.shape)} must be "
-                        "finite, and its squares too; nothing was changed; check_finite=False "
-                        "lets it through"
+                        f"the gradient of {label} of shape {tuple(p.shape)} must be finite, and "
+                        "its squares too (in float16 their mean); nothing was changed; "
+                        "check_finite=False lets it through"
                     )
         for _, p, grad, kept, options, fused in jobs:
             self._update(p, grad, kept, options, fused, workers)
@@ -514,6 +513,14 @@ def _fused(p):
         and p.grad.dtype is p.dtype
         and p.is_contiguous()
     )
+
+
+def _moments_are_bounded(p, grad, state, beta2):
+    """Whether the moments stay finite in the parameter's dtype: from inf none comes back."""
+    square = (1.0 - beta2) * grad.to(_wide(grad)).square()
+    if state:
+        square += beta2 * state["exp_avg_sq"]
+    return bool((grad.to(p.dtype).isfinite() & square.to(p.dtype).isfinite()).all())
 
 
 def _memory(grad):

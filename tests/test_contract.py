@@ -923,3 +923,17 @@ def test_options_do_not_change_the_answer(data):
     np.testing.assert_array_equal(got, expected)
     if "out" in options:
         assert got is options["out"]
+
+
+def test_an_array_that_could_lie_on_a_gpu_but_does_not():
+    """As JAX has them: a property of the class, which raises."""
+
+    class Array:
+        @property
+        def __cuda_array_interface__(self):
+            raise AttributeError("on the host")
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array([3.0, 1.0], dtype)
+
+    np.testing.assert_array_equal(ch.project_cai(Array(), 1.0), [3.0, 0.0])

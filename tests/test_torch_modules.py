@@ -953,6 +953,13 @@ def test_float16_gradients_whose_squares_overflow():
     p.grad.fill_(20_000.0)  # of which a thousandth of the square overflows
     with pytest.raises(ValueError, match="finite"):
         chtorch.SparseAdamW([p], eps=1e-4).step()
+    p.grad.fill_(300.0)
+    optimizer = chtorch.SparseAdamW([p], eps=1e-4, betas=(0.9, 0.9))
+    with pytest.raises(ValueError, match="finite"):  # their mean grows beyond the largest float16
+        for _ in range(50):
+            optimizer.step()
+    assert optimizer.state[p]["exp_avg_sq"].isfinite().all()
+    assert optimizer.state[p]["step"] > 5
 
 
 def test_a_model_that_is_converted_in_between():
