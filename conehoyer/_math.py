@@ -251,6 +251,16 @@ def drowned(level, nu, mean, var):
 
 
 @register_jitable
+def dwarfed(cone, p, tau, nu, s):
+    """Whether a few entries dwarf the others: then Σd in float32 is too coarse for this τ.
+
+    An error of ε·Σd moves τ by ε·Σd/(ν − l).
+    """
+    room = nu - p if cone else nu
+    return room > 0.0 and s > 64.0 * abs(tau) * room
+
+
+@register_jitable
 def from_whole(level):
     """The distance from the next whole number."""
     return abs(level - math.floor(level + 0.5))

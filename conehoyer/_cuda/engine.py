@@ -82,9 +82,13 @@ def step(told, kind, p, tol, n, narrow, nonnegative, nu, s, q):
         told[0] = m.RESCALE
         return
     guessed = guessed and (cone or fits)  # the ball needs squares for its guess only
-    if narrow and cone and not st.pinned and 0.0 < nu - p <= 1e-3 * p and st.offset > -math.inf:
-        remember(told, m.with_tau(st, st.anchor, st.offset, st.nu, True))  # once more, in float64
-        return
+    if narrow and not st.pinned and st.offset > -math.inf:
+        coarse = cone and 0.0 < nu - p <= 1e-3 * p
+        dwarfed = m.dwarfed(cone, p, st.anchor + st.offset, nu, s - nu * st.offset) and not first
+        if coarse or dwarfed:  # once more, in float64
+            before = -1.0 if dwarfed else st.nu
+            remember(told, m.with_tau(st, st.anchor, st.offset, before, True))
+            return
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.status == m.GO and guessed and not st.pinned:
         guess = m.tail_guess(kind, p, nu, s, q)

@@ -140,6 +140,9 @@ def _next(kind, absolute, p, l2, tol, n, narrow, f, nu, s, q):
             return _ended(m.FEASIBLE, f)
         if m.equality_holds(kind, p, l2, tol, s, q):  # nobody knows if some are negative
             return _ended(ODD, f)
+    coarse = narrow and not f.exact and not first
+    if coarse and m.dwarfed(cone, p, f.anchor + f.offset, nu, s - nu * f.offset):
+        return Search(m.GO, f.anchor, f.offset, -1.0, math.nan, f.passes + 1, True)
     tau, rest, before, spare = f.spare, 0.0, -1.0, math.nan
     if nu > (p if cone else 0.0):
         mean = s / nu

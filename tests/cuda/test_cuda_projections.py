@@ -629,3 +629,20 @@ def test_threshold_of_what_has_no_positive_entry(to_gpu, to_host):
         x, info = project(to_gpu(y), p, nonneg=True, full_output=True)
         assert not to_host(x).any()
         assert to_host(info.threshold) == 0.0
+
+
+@pytest.mark.parametrize("n", [600, LONG])
+def test_float32_sums_in_which_a_few_entries_drown_the_rest(n, to_gpu, to_host):
+    """Squares of float32 cannot tell on which side of τ they were taken."""
+    for seed in range(2 if SIMULATED and n == LONG else 20):
+        rng = np.random.default_rng(seed)
+        count, excess = int(rng.integers(2, 40)), 10.0 ** rng.uniform(-8.5, -7)
+        y = rng.standard_normal(n).astype(np.float32)
+        y[:count] = 10.0 ** rng.uniform(6, 8)
+        level = count * (1 + excess)
+        if oracle.hoyer_score(y) <= level * (1 + 2e-6):
+            continue  # it counts as feasible
+        exact = oracle.threshold_for_level(abs(y).astype(LD), level)
+        _, info = ch.project_cai(to_gpu(y), level, full_output=True)
+        assert to_host(info.converged)
+        assert abs(to_host(info.threshold) - exact.tau) <= 1e-4 * exact.tau
