@@ -1028,7 +1028,7 @@ def test_scores_may_be_changed_in_place():
     torch.testing.assert_close(torch.autograd.grad(score, x)[0], plain)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_tracing_is_refused():
     with pytest.raises(NotImplementedError, match="trace"):
         torch.jit.trace(lambda x: ch.project_cai(x, 2.0), torch.ones(5))

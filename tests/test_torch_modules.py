@@ -937,7 +937,7 @@ def test_sequences_with_padding(names):
     torch.testing.assert_close(found[~padding], expected[~padding], rtol=0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_tracing_is_refused():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     with torch.no_grad(), pytest.raises(NotImplementedError, match="trace"):
