@@ -103,6 +103,10 @@ def one_worker(report):
 def new_data(report):
     for n in SIZES[:2]:
         report.title(f"The same on new data at each call, n = {n:,}; nonzeros:", SHARES)
+        for dtype in report.dtypes:
+            case = Problem("project_cai", data("gaussian", n, dtype), KEPT[1])
+            same = partial(case.floor_over_itself_on_new_data, report.seconds)
+            report.row(f"the floor over itself  {dtype}", [same])
         for distribution in EASY:
             drawn = data(distribution, n)
             for dtype in report.dtypes:

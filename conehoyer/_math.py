@@ -287,7 +287,7 @@ def delicate(level, nu):
 
 @register_jitable
 def _to(st, anchor, offset, nu, overshoots, pinned):
-    """The state `st`, to be evaluated next at this τ."""
+    """The state `st`, to be evaluated next at this τ, after so many overshoots."""
     return State(
         GO, anchor, offset, st.lo, st.hi, nu, overshoots, pinned, st.at_zero, st.passes, 0.0, 0.0
     )
@@ -295,7 +295,7 @@ def _to(st, anchor, offset, nu, overshoots, pinned):
 
 @register_jitable
 def with_tau(st, anchor, offset, nu, pinned):
-    """The same without an overshoot more or less."""
+    """The state `st`, to be evaluated next at this τ, with as many overshoots as before."""
     return _to(st, anchor, offset, nu, st.overshoots, pinned)
 
 

@@ -258,12 +258,11 @@ class SparseAdamW(torch.optim.Optimizer):
             gamma = None
         renew = options.reweight_every is not None and options.l1 > 0.0
         renew = renew and state["step"] % options.reweight_every == 0
-        for name in state.keys() & {"exp_avg", "exp_avg_sq"}:  # the model may have been converted
-            state[name] = state[name].to(p.dtype)
+        for name in state.keys() & {"exp_avg", "exp_avg_sq", "gamma"}:
+            held = state[name].to(_wide(p) if name == "gamma" else p.dtype)  # p may be another now
+            state[name] = held.contiguous() if fused else held
+        gamma = None if gamma is None else state["gamma"]
         if fused:
-            for name in state.keys() & {"exp_avg", "exp_avg_sq", "gamma"}:
-                state[name] = state[name].to(p.dtype).contiguous()
-            gamma = None if gamma is None else state["gamma"]
             w = p.detach().numpy()
             optim._step_in_place(
                 w, grad, state["exp_avg"].numpy(), state["exp_avg_sq"].numpy(),

@@ -778,9 +778,9 @@ def _step_from(st, anchor, offset):
 
 @helper
 def _side_unknown(kind, p, st, nu, s, q):
-    """Whether float32 sums at the state's τ cannot tell its side.
+    """Whether float32 sums at the state's τ cannot tell on which side of τ* it lies.
 
-    So it is all the way where a few entries dwarf the others.
+    Where a few entries dwarf the others they cannot at any τ among these others.
     """
     s, q = m.sums_at(nu, s, q, st.offset)
     return abs(m.closeness(kind, p, s, q)) <= 2.0**-20
