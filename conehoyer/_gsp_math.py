@@ -107,6 +107,8 @@ def level_of_ties(st, v, i):
     """The CAI level of a vector of which at most the tied entries stay."""
     if not v.filled[i]:
         return 1.0
+    if st.share == 1.0:
+        return v.ties[i]
     ratio = 1.0 + st.share * (math.sqrt(v.ties[i]) - 1.0)
     return min(ratio * ratio, v.ties[i])
 
@@ -132,9 +134,10 @@ def place_jump(v, i):
 def set_rate(v, i, unit):
     """What a step of μ means for τ_i.
 
-    Vectors so small that all of them ends at μ < 2^−FAR count as a little larger.
+    Vectors so small that all of them ends at μ < 2^−FAR count as a little larger, but still
+    as that small.
     """
-    v.rate[i] = min(math.ldexp(v.beta[i], unit - int(v.exponent[i])), 2.0**600)
+    v.rate[i] = min(math.ldexp(v.beta[i], unit - int(v.exponent[i])), 2.0**600 * v.top[i])
 
 
 @register_jitable
@@ -153,6 +156,31 @@ def finish(st, status, share, mean):
     return Search(
         status, st.mu, st.mu_low, st.lo, st.lo_low, st.hi, st.hi_low, st.unit, st.on_jump,
         share, mean, st.passes + 1, st.certain,
+    )  # fmt: skip
+
+
+@register_jitable
+def with_bound(st, left):
+    """The state with μ as a bound: from below if it is left of the solution."""
+    lo, lo_low, hi, hi_low = st.lo, st.lo_low, st.hi, st.hi_low
+    if left:
+        lo, lo_low = st.mu, st.mu_low
+    else:
+        hi, hi_low = st.mu, st.mu_low
+    return Search(
+        st.status, st.mu, st.mu_low, lo, lo_low, hi, hi_low, st.unit, st.on_jump, st.share,
+        st.mean, st.passes, st.certain,
+    )  # fmt: skip
+
+
+@register_jitable
+def in_smaller_unit(st, shift):
+    """The state with μ counted in a unit that is 2^shift times smaller."""
+    return Search(
+        st.status, math.ldexp(st.mu, shift), math.ldexp(st.mu_low, shift),
+        math.ldexp(st.lo, shift), math.ldexp(st.lo_low, shift),
+        math.ldexp(st.hi, shift), math.ldexp(st.hi_low, shift),
+        st.unit - shift, st.on_jump, st.share, st.mean, st.passes, st.certain,
     )  # fmt: skip
 
 
@@ -282,6 +310,71 @@ def steps(own, add, add_exactly, largest, some_jump):
         )
 
     @register_jitable
+    def judged(room, v, st, sparseness, goal, members):
+        """The state with the verdict that the sums at μ allow, GO if none.
+
+        And by how much they exceed the goal, and whether that much may be put up with.
+        """
+        deficit, size, jumps, slack = deficits(room, v)
+        excess = deficit - goal
+        tol = 2.0**-50 * (size + jumps)
+        status, share = m.GO, 0.0
+        if st.passes == 0 and (excess <= slack or sparseness == 0.0):
+            status = m.FEASIBLE
+        elif st.on_jump and excess <= tol and excess + jumps >= -tol:
+            # Rounding would tell the last of the tied entries from the others.
+            share = 1.0 if excess + jumps <= tol else max(-excess / jumps, 0.0)
+            status = m.SOFT
+        elif not st.on_jump and abs(excess) <= tol:
+            status = m.SOFT
+        elif st.passes + 1 >= m.MAX_PASSES:
+            status = m.CAPPED
+        mean = (deficit + share * jumps) / members
+        return finish(st, status, share, mean), excess, abs(excess) <= 1e-12 * size
+
+    @register_jitable
+    def leave_jumps(room, v, left):
+        """Take μ off the vectors' jumps: to their left where μ is right of the solution."""
+        first, stride = own(room)
+        for i in range(first, v.size.size, stride):
+            if v.filled[i] and not left:  # by rounding
+                v.nu[i], v.gap[i] = v.ties[i], 0.0
+                v.tau[i], v.tau_low[i] = v.top[i], 0.0
+            v.filled[i] = False
+
+    @register_jitable
+    def moved(room, v, st, goal, left):
+        """The state at the next μ, and the step that was found."""
+        first, stride = own(room)
+        a = 0.0 if left else (st.lo - st.mu) + (st.lo_low - st.mu_low)
+        b = (st.hi - st.mu) + (st.hi_low - st.mu_low) if left else 0.0
+        while True:
+            for i in range(first, v.size.size, stride):
+                set_rate(v, i, st.unit)
+                place_jump(v, i)
+            delta, on_jump = step(room, v, goal, a, b)
+            if st.mu > 0.0 or not delta < math.ldexp(1.0, -FAR) or st.unit < -2 * FAR:
+                break
+            st = in_smaller_unit(st, FAR)  # the large vectors do not matter yet
+            b = st.hi
+        if left and math.isnan(delta):
+            delta = 0.0  # the goal was met but for rounding
+        bisect = st.passes >= m.NEWTON_PASSES and st.passes % 2 == 0
+        certain = not bisect and a <= delta <= b
+        lo, lo_low = st.lo, st.lo_low
+        if certain:
+            mu, rest = m.two_sum(st.mu, delta)
+            mu, mu_low = m.two_sum(mu, rest + st.mu_low)
+            if mu * (0.5 + 0.5 * MARGIN) > lo:  # what is forgotten now is never needed again
+                lo, lo_low = mu * (0.5 + 0.5 * MARGIN), 0.0
+        else:
+            mu, mu_low, on_jump = m.midpoint(lo, min(st.hi, HUGE)), 0.0, False
+        return Search(
+            m.GO, mu, mu_low, lo, lo_low, st.hi, st.hi_low, st.unit, on_jump, 0.0, 0.0,
+            st.passes + 1, certain,
+        ), delta  # fmt: skip
+
+    @register_jitable
     def advance(room, v, st, sparseness):
         """From the sums at μ, the next μ or the verdict; sets the thresholds of the next pass."""
         first, stride = own(room)
@@ -290,70 +383,20 @@ def steps(own, add, add_exactly, largest, some_jump):
             members += 1.0 if v.beta[i] > 0.0 else 0.0
         members, _, _ = add(room, members, 0.0, 0.0)
         goal = members * (1.0 - sparseness)
-        deficit, size, jumps, slack = deficits(room, v)
-        excess = deficit - goal
-        tol = 2.0**-50 * size
-        if st.passes == 0 and (excess <= slack or sparseness == 0.0):
-            return finish(st, m.FEASIBLE, 0.0, deficit / members)
-        if st.on_jump and excess <= tol and excess + jumps >= -tol:
-            share = min(max(-excess / jumps, 0.0), 1.0)
-            return finish(st, m.SOFT, share, (deficit + share * jumps) / members)
-        if not st.on_jump and abs(excess) <= tol:
-            return finish(st, m.SOFT, 0.0, deficit / members)
+        verdict, excess, good = judged(room, v, st, sparseness, goal, members)
+        if verdict.status != m.GO:
+            return verdict
         left = excess > 0.0
-        if st.passes + 1 >= m.MAX_PASSES:
-            return finish(st, m.CAPPED, 0.0, deficit / members)
-
-        lo, lo_low, hi, hi_low = st.lo, st.lo_low, st.hi, st.hi_low
-        if left:
-            lo, lo_low = st.mu, st.mu_low
-        else:
-            hi, hi_low = st.mu, st.mu_low
-        for i in range(first, v.size.size, stride):
-            if v.filled[i] and not left:  # rounding put μ right of the solution
-                v.nu[i], v.gap[i] = v.ties[i], 0.0
-                v.tau[i], v.tau_low[i] = v.top[i], 0.0
-            v.filled[i] = False
-        a = 0.0 if left else (lo - st.mu) + (lo_low - st.mu_low)
-        b = (hi - st.mu) + (hi_low - st.mu_low) if left else 0.0
-        unit = st.unit
-        while True:
-            for i in range(first, v.size.size, stride):
-                set_rate(v, i, unit)
-                place_jump(v, i)
-            delta, on_jump = step(room, v, goal, a, b)
-            if st.mu > 0.0 or not delta < math.ldexp(1.0, -FAR) or unit < -2 * FAR:
-                break
-            unit -= FAR  # the large vectors do not matter yet
-            hi = math.ldexp(hi, FAR)
-            b = hi
-        if left and math.isnan(delta):
-            delta = 0.0  # the goal was met but for rounding
-        mu, rest = m.two_sum(st.mu, delta)
-        mu, mu_low = m.two_sum(mu, rest + st.mu_low)
-        bisect = st.passes >= m.NEWTON_PASSES and st.passes % 2 == 0
-        certain = not bisect and a <= delta <= b
-        if not certain:
-            mu, mu_low, on_jump = m.midpoint(lo, min(hi, HUGE)), 0.0, False
-        if mu == st.mu and mu_low == st.mu_low and not (on_jump and not st.on_jump):
+        leave_jumps(room, v, left)
+        to, delta = moved(room, v, with_bound(st, left), goal, left)
+        if to.mu == st.mu and to.mu_low == st.mu_low and not (to.on_jump and not st.on_jump):
             # μ cannot be had any finer.
-            good = abs(excess) <= 1e-12 * size
-            return finish(st, m.SOFT if good else m.CAPPED, 0.0, deficit / members)
-        if certain and mu * (0.5 + 0.5 * MARGIN) > lo:
-            # What is forgotten now is never needed again.
-            lo, lo_low = mu * (0.5 + 0.5 * MARGIN), 0.0
-        if not math.ldexp(1.0, -FAR) < mu < math.ldexp(1.0, FAR):
-            shift = FAR if mu < 1.0 else -FAR
-            unit -= shift
-            mu, mu_low = math.ldexp(mu, shift), math.ldexp(mu_low, shift)
-            lo, lo_low = math.ldexp(lo, shift), math.ldexp(lo_low, shift)
-            hi, hi_low = math.ldexp(hi, shift), math.ldexp(hi_low, shift)
+            return finish(st, m.SOFT if good else m.CAPPED, 0.0, verdict.mean)
+        if not math.ldexp(1.0, -FAR) < to.mu < math.ldexp(1.0, FAR):
+            to = in_smaller_unit(to, FAR if to.mu < 1.0 else -FAR)
         for i in range(first, v.size.size, stride):
-            v.filled[i] = on_jump and v.jump[i] == delta
-            set_threshold(v, i, mu, mu_low, unit)
-        return Search(
-            m.GO, mu, mu_low, lo, lo_low, hi, hi_low, unit, on_jump, 0.0, 0.0, st.passes + 1,
-            certain,
-        )  # fmt: skip
+            v.filled[i] = to.on_jump and v.jump[i] == delta
+            set_threshold(v, i, to.mu, to.mu_low, to.unit)
+        return to
 
     return start, one_each, advance

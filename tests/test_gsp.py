@@ -203,7 +203,14 @@ def test_several_pieces(sparseness):
 
 
 @pytest.mark.parametrize(
-    "scales", [(1, 1e-200, 1e200), (1e-300, 1, 1e300), (1e300, 1e-8, 1), (1e-9, 1, 1e5)]
+    "scales",
+    [
+        (1, 1e-200, 1e200),
+        (1e-300, 1, 1e300),
+        (1e300, 1e-8, 1),
+        (1e-9, 1, 1e5),
+        (1e40, 1e-30, 1e240),
+    ],
 )
 def test_vectors_of_very_different_size(scales):
     vectors = [c * make("gaussian", n) for c, n in zip(scales, (20, 30, 400), strict=True)]
@@ -278,6 +285,18 @@ def test_ties_fill_the_jump():
             np.testing.assert_array_equal(kept, [1, 2, 3, 4][: kept.size])
             assert np.unique(np.abs(x[kept[:-1]])).size <= 1
     assert {1, 2, 3, 4} <= seen
+
+
+def test_the_goal_is_met_between_two_jumps():
+    # From μ = 1e-30/β to 1/β all agree: the large vectors stay, one entry is left of each other.
+    for lengths in ((100, 3000), (3000, 100), (7, 2), (400, 57)):
+        vectors = [np.ones(n) for n in lengths] + [np.full(n, 1e-30) for n in (100, 400)]
+        results, info = project_gsp(vectors, 0.5, full_output=True)
+        assert info.converged and abs(info.sparseness - 0.5) < 1e-14
+        for x, y in zip(results[:2], vectors[:2], strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-14)
+        for x, y in zip(results[2:], vectors[2:], strict=True):
+            assert x[0] == y[0] and not x[1:].any()
 
 
 def test_equal_vectors_get_equal_results():
