@@ -292,11 +292,13 @@ def test_the_goal_is_met_between_two_jumps():
     for lengths in ((100, 3000), (3000, 100), (7, 2), (400, 57)):
         vectors = [np.ones(n) for n in lengths] + [np.full(n, 1e-30) for n in (100, 400)]
         results, info = project_gsp(vectors, 0.5, full_output=True)
-        assert info.converged and abs(info.sparseness - 0.5) < 1e-14
+        assert info.converged
+        assert abs(info.sparseness - 0.5) < 1e-14
         for x, y in zip(results[:2], vectors[:2], strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-14)
         for x, y in zip(results[2:], vectors[2:], strict=True):
-            assert x[0] == y[0] and not x[1:].any()
+            assert x[0] == y[0]
+            assert not x[1:].any()
 
 
 def test_equal_vectors_get_equal_results():
