@@ -898,3 +898,19 @@ def test_threshold_of_what_has_no_positive_entry():
         x, info = project(y, p, nonneg=True, full_output=True)
         assert not x.any()
         assert info.threshold == 0.0
+
+
+def test_iterative_beside_a_negative_giant():
+    rng = np.random.default_rng(3)
+    y = np.append(-1e200, np.abs(rng.standard_normal(40)))
+    x = ch.project_cai(y, 5.0, nonneg=True, method="iterative")
+    assert close(x, oracle.project_cai(y, 5.0, nonneg=True))
+
+
+@pytest.mark.parametrize("method", ["sort", "condat"])
+@pytest.mark.parametrize("project", [ch.project_l1_ball, ch.project_simplex])
+def test_reference_methods_say_where_sums_overflow(project, method):
+    y = np.linspace(-1.0, 1.0, 50) * 1.7e308
+    with pytest.warns(ch.ConvergenceWarning):
+        _, info = project(y, 1e308, method=method, full_output=True)
+    assert not info.converged

@@ -132,6 +132,8 @@ def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, la
         if radius < max(passes.TINY * abs(anchor), 1e-290 if x.itemsize == 8 else 1e-35):
             anchor, offset, _, _ = passes.near_top(z, absolute, radius)
         table[r, THRESHOLD] = anchor + offset
+        if not math.isfinite(anchor + offset):  # sums beyond the largest float
+            table[r, STATUS] = m.CAPPED
         near = real(anchor)
         rest = (anchor - np.float64(near)) + offset
         passes.write_soft(z, absolute, near, real(rest), real(0.0), real(1.0), out[r])
@@ -155,9 +157,9 @@ def _spread(a):
 
 
 @helper
-def _unit_values(z, absolute, a):
-    """a divided by the power of two above its largest magnitude; returns the exponent."""
-    exponent = int(math.frexp(max(passes.largest(z, True), 0.0))[1])
+def _unit_values(z, absolute, top, a):
+    """a divided by the power of two above its largest entry `top`; returns the exponent."""
+    exponent = int(math.frexp(max(top, 0.0))[1])
     for i in range(z.size):
         value = math.ldexp(np.float64(z[i]), -exponent)
         a[i] = abs(value) if absolute else value
@@ -210,7 +212,8 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
             table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
-        exponent = _unit_values(z, absolute, a)
+        top = passes.largest(z, absolute)
+        exponent = _unit_values(z, absolute, top, a)
         slope, shift = 1.0, 0.0  # on the support the iterate is slope·a + shift
         status = m.CAPPED
         rounds = 0
@@ -236,7 +239,7 @@ def iterative_rows(absolute, tol, x, out, table, first, last):
         if status == m.FEASIBLE:
             passes.write_copy(z, absolute, out[r])
         else:
-            _unit_values(z, absolute, a)
+            _unit_values(z, absolute, top, a)
             st = _exact(m.CAI, level, -shift / slope, a)
             status = _capped(status, st)
             if st.status == m.TIED:
@@ -264,7 +267,7 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
-        exponent = _unit_values(z, absolute, a)
+        exponent = _unit_values(z, absolute, passes.largest(z, True), a)
         _, s, q = passes.sums(a, False, 0.0, -math.inf)
         if l2 < 0.0:
             l2 = math.ldexp(math.sqrt(q), exponent)
