@@ -61,7 +61,7 @@ class BilevelInfo:
     >>> info.radii, info.kept
     (array([2., 0., 1.]), array([ True, False,  True]))
     >>> info.mask.shape, info.nnz
-    ((1, 3), np.int64(4))
+    ((1, 3), 4)
     """
 
     radii: NDArray[np.float64]
@@ -361,12 +361,16 @@ def _info(data, parts, result, radii, info):
     ordered = [_groups.to_caller(row, parts, data) for row in radii]
     radii = np.array(ordered).reshape(*batch, *parts.shape)
     kept = radii > 0.0
-    status, threshold, level, count = (info[:, k].reshape(batch)[()] for k in range(4))
-    nnz = np.count_nonzero(result, axis=None if parts.whole else (-2, -1))
+    mask = _groups.mask(kept, parts, data)
+    if batch == ():
+        status, threshold, level, count = info[0, :4].tolist()
+        nnz = int(np.count_nonzero(result))
+        return BilevelInfo(radii, kept, mask, threshold, level, nnz, int(count), status != m.CAPPED)
+    status, threshold, level, count = (info[:, k].reshape(batch) for k in range(4))
+    nnz = np.count_nonzero(result, axis=(-2, -1))
     return BilevelInfo(
-        radii, kept, _groups.mask(kept, parts, data), threshold, level, nnz,
-        count.astype(np.int64), status != m.CAPPED,
-    )  # fmt: skip
+        radii, kept, mask, threshold, level, nnz, count.astype(np.int64), status != m.CAPPED
+    )
 
 
 @takes_tensors
