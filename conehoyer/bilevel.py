@@ -555,9 +555,10 @@ def level_for_groups(
     n_groups : int or array_like of int
         Number of groups wanted, at least 1; broadcasts against the batch.
     groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
-        The groups, as for `project_bilevel`.
+        The groups, the same as for `project_bilevel`.
     inner : {"linf", "l2", "l1"}, default "linf"
-        The norm of a group, as for `project_bilevel`.
+        The norm of a group, the same as for `project_bilevel`: the level of other norms keeps
+        another number of groups.
 
     Returns
     -------

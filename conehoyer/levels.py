@@ -14,7 +14,9 @@ from ._dispatch import on_device, takes_tensors
 
 
 @takes_tensors
-def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any:
+def level_for_nnz(
+    x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1, nonneg: bool = False
+) -> Any:
     """The largest level at which `project_cai` leaves at most `nnz` nonzeros.
 
     Parameters
@@ -25,6 +27,8 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
         Number of nonzeros wanted, at least 1; broadcasts against the slices' shape.
     axis : int or None, default -1
         The axis along which the slices lie; None takes the whole array as one vector.
+    nonneg : bool, default False
+        For ``project_cai(..., nonneg=True)``: only positive entries count.
 
     Returns
     -------
@@ -43,8 +47,8 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
 
     Notes
     -----
-    The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the entry after the
-    `nnz` largest; where rounding would let that entry in, the level is lowered by its last
+    The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the magnitude after the
+    `nnz` largest (with `nonneg` of ``max(x − a, 0)``, and a the entry); where rounding would let that entry in, the level is lowered by its last
     bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, with a stop
     just past the slack of "already feasible", until the projection itself keeps it out.
     O(n) a slice.  If at least `nnz` entries tie at the top the level starts at `nnz`
@@ -71,19 +75,20 @@ def level_for_nnz(x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1) -> Any
     if s.home is not None:
         from ._cuda import levels as on_gpu
 
-        return on_gpu.level_for_nnz(s, _checks.parameter(wanted, "nnz", s, 1, what=">= 1"))
+        counts = _checks.parameter(wanted, "nnz", s, 1, what=">= 1")
+        return on_gpu.level_for_nnz(s, counts, bool(nonneg))
     z = _checks.rows(s)
     counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
     counts = np.minimum(counts, z.shape[1]).astype(np.int64)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
-    return levels_of_rows(z, counts, s.slack).reshape(s.batch)[()]
+    return levels_of_rows(z, counts, s.slack, bool(nonneg)).reshape(s.batch)[()]
 
 
-def levels_of_rows(z, counts, tol):
+def levels_of_rows(z, counts, tol, nonneg=False):
     """The largest levels whose computed projections of the rows have at most so many nonzeros."""
     levels = np.empty(len(z))
-    kernels.edge_levels(z, counts, levels, 0, len(z))
+    kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
     # projection itself.
     result, margin = levels.copy(), 0.0
@@ -93,7 +98,7 @@ def levels_of_rows(z, counts, tol):
         result[numbers] = trial
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         table[:, WANTED] = trial
-        projections.project_rows(m.CAI, True, tol, True, True, rows, out, table, 1)
+        projections.project_rows(m.CAI, not nonneg, tol, True, True, rows, out, table, 1)
         nonzeros = np.empty(len(rows), np.int64)
         kernels.count_nonzeros(out, nonzeros)
         dense = (nonzeros > counts[numbers]) & (trial > 1.0)

@@ -16,9 +16,9 @@ from conehoyer._cpu import engine, levels
 from conehoyer._jit import entry
 
 
-def counts(x, nnz, axis):
-    level = ch.level_for_nnz(x, nnz, axis=axis)
-    return np.count_nonzero(ch.project_cai(x, level, axis=axis), axis=axis)
+def counts(x, nnz, axis, nonneg=False):
+    level = ch.level_for_nnz(x, nnz, axis=axis, nonneg=nonneg)
+    return np.count_nonzero(ch.project_cai(x, level, axis=axis, nonneg=nonneg), axis=axis)
 
 
 def test_ten_thousand_random_cases_never_keep_too_many():
@@ -40,8 +40,9 @@ def test_ten_thousand_random_cases_never_keep_too_many():
         axis = [None, *range(-ndim, ndim)][seed % (2 * ndim + 1)]
         n = size if axis is None else shape[axis]
         k = int(rng.integers(1, n + 1))
-        got = counts(x, k, axis)
-        assert np.all(got <= k), (name, shape, axis, k, x.dtype, seed)
+        nonneg = seed % 5 == 0
+        got = counts(x, k, axis, nonneg)
+        assert np.all(got <= k), (name, shape, axis, k, x.dtype, nonneg, seed)
         cases += np.size(got)
 
 
@@ -169,7 +170,20 @@ def test_never_too_many_on_anything_hypothesis_finds(x, data):
     axis = data.draw(st.sampled_from([None, *range(-x.ndim, x.ndim)]))
     n = x.size if axis is None else x.shape[axis]
     k = data.draw(st.integers(1, n + 1))
-    assert np.all(counts(x, k, axis) <= k)
+    assert np.all(counts(x, k, axis, data.draw(st.booleans())) <= k)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "integers", "near_constant", "wide"])
+def test_nonneg_counts_positive_entries_only(name):
+    for n in (5, 400, 30_000):
+        x = make(name, n)
+        x[: n // 3] *= -3.0  # many large ones that do not count
+        for k in (1, n // 10 + 1, n // 2 + 1, n):
+            level = ch.level_for_nnz(x, k, nonneg=True)
+            assert level == ch.level_for_nnz(np.maximum(x, 0.0), k)
+            kept = np.count_nonzero(ch.project_cai(x, level, nonneg=True))
+            assert kept == np.count_nonzero(ch.project_cai(np.maximum(x, 0.0), level))
+    assert ch.level_for_nnz(-np.ones(4), 1, nonneg=True) == 4
 
 
 def test_level_for_sparseness():

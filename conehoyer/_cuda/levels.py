@@ -119,6 +119,15 @@ def choose_digits(k_one, k_each, first, n, ranks, edges, histogram):
 
 
 @kernel
+def keep_positive(z, out):
+    """Copy the positive entries, and zeros for the others."""
+    i = cuda.grid(1)
+    while i < z.size:
+        out[i] = max(z[i], z.dtype.type(0.0))
+        i += cuda.gridsize(1)
+
+
+@kernel
 def first_levels(k_one, k_each, n, edges, levels, trials, margins):
     """From the scores of what exceeds the edges, in `levels`, to the levels to begin with."""
     r = cuda.grid(1)
@@ -180,7 +189,7 @@ def _find_edges(home, z, k, edges):
         )  # fmt: skip
 
 
-def run_rows(home, z, counts, tol, levels):
+def run_rows(home, z, counts, tol, levels, nonneg=False):
     """Find the level at which the projection of each row keeps at most so many nonzeros.
 
     `counts` is a Parameter, `levels` a float64 vector of the device.  Waits for the GPU, and
@@ -193,8 +202,12 @@ def run_rows(home, z, counts, tol, levels):
     size = z.dtype.itemsize
     held = home.empty((count,), z.dtype.name)
     edges = home.view(held)
-    _find_edges(home, z, k, home.view(held, None, None, "<i4" if size == 4 else "<i8"))
-    scores.run_rows(home, scores.EXCESS, z, edges, levels)
+    counted = z
+    if nonneg:
+        counted = home.scratch(z.shape, z.dtype.name)
+        launch_each(keep_positive, home, z.size, z.reshape(z.size), counted.reshape(z.size))
+    _find_edges(home, counted, k, home.view(held, None, None, "<i4" if size == 4 else "<i8"))
+    scores.run_rows(home, scores.EXCESS, counted, edges, levels)
     trials = home.scratch((count,), "float64")
     margins = home.scratch((count,), "float64")
     launch_each(first_levels, home, count, *k, n, edges, levels, trials, margins)
@@ -212,7 +225,7 @@ def run_rows(home, z, counts, tol, levels):
             threads = threads_for(z.size, 8)
             launch(engine.count_bad, home, min(-(-z.size // threads), 1024), threads, z, flags)
         projections.run_rows(
-            home, m.CAI, True, trial, projections.OWN_NORM, tol, z, scratch, info, flags
+            home, m.CAI, not nonneg, trial, projections.OWN_NORM, tol, z, scratch, info, flags
         )
         launch_each(lower_levels, home, count, *k, n, info, levels, trials, margins, flags)
         seen = home.fetch(flags)
@@ -223,11 +236,11 @@ def run_rows(home, z, counts, tol, levels):
         first = False
 
 
-def level_for_nnz(s, counts):
+def level_for_nnz(s, counts, nonneg):
     """The levels of all slices, on the device."""
     home = s.home
     with home.active():
         result = home.empty(s.batch, "float64")
         z = arrays.read(home, s.array, s.axis, s.work, (s.number, s.length))
-        run_rows(home, z, counts, s.slack, home.view(result, (s.number,), (8,)))
+        run_rows(home, z, counts, s.slack, home.view(result, (s.number,), (8,)), nonneg)
         return result

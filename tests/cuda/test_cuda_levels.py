@@ -8,10 +8,10 @@ from distributions import SUBNORMAL, float32, make
 import conehoyer as ch
 
 
-def kept(device, nnz, axis, to_host):
+def kept(device, nnz, axis, to_host, **options):
     """The level, and how many nonzeros the projection leaves there."""
-    level = ch.level_for_nnz(device, nnz, axis=axis)
-    x = to_host(ch.project_cai(device, level, axis=axis))
+    level = ch.level_for_nnz(device, nnz, axis=axis, **options)
+    x = to_host(ch.project_cai(device, level, axis=axis, **options))
     return to_host(level), np.count_nonzero(x, axis=axis)
 
 
@@ -51,6 +51,15 @@ def test_at_the_edge(n, to_gpu, to_host):
 def test_float32(to_gpu, to_host):
     for name in ("zipf", "blocks_of_ties"):
         check(float32(name, 20), 3, to_gpu, to_host)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nonneg(dtype, to_gpu, to_host):
+    x = np.random.default_rng(2).standard_normal((3, 40)).astype(dtype)
+    x[:, :20] *= -3.0  # sorted by magnitude, most of the first are no candidates
+    level, count = kept(to_gpu(x), 4, -1, to_host, nonneg=True)
+    assert np.array_equal(count, [4, 4, 4])
+    np.testing.assert_allclose(level, ch.level_for_nnz(x, 4, nonneg=True), rtol=1e-6)
 
 
 def test_by_the_grid(to_gpu, to_host):

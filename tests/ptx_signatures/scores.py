@@ -20,6 +20,7 @@ def signatures(t):
     yield levels.count_parts, (array(bits, 2), INT, INT, INT, array(bits, 1), histogram)
     ranks = array(INT, 1)
     yield levels.choose_digits, (*k, BOOL, INT, ranks, array(bits, 1), histogram)
+    yield levels.keep_positive, (edges, edges)
     yield levels.first_levels, (*k, INT, edges, vector, vector, vector)
     yield levels.lower_levels, (*k, INT, table, vector, vector, vector, flags)
     given = (
