@@ -80,7 +80,7 @@ def as_array(x, name="x"):
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(f"{name} must not be a masked array: fill or compress it first")
         if type(x).__module__.startswith("scipy.sparse"):
-            raise TypeError(f"{name} must not be a scipy.sparse container: pass x.toarray()")
+            raise TypeError(f"{name} must not be a scipy.sparse container: pass {name}.toarray()")
         try:
             x = np.asarray(x)
         except ValueError as error:  # lists of different lengths
@@ -113,6 +113,8 @@ def slices(x, axis, name="x"):
     if axis is None:
         return Slices(array, None, dtype, work, (), array.size)
     shape = array.shape
+    if not shape:
+        raise AxisError(f"{name} must have at least one dimension, got {x!r}")
     axis = axis_of(axis, len(shape))
     batch = shape[:axis] + shape[axis + 1 :] if len(shape) > 1 else ()
     return Slices(array, axis, dtype, work, batch, shape[axis])
@@ -381,7 +383,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
             array = np.broadcast_to(array, batch)
         except ValueError:
             raise ValueError(
-                f"{name} must broadcast to the slices' shape {batch}, got shape {np.shape(value)}"
+                f"{name} must broadcast to shape {batch}, got shape {np.shape(value)}"
             ) from None
     return np.ascontiguousarray(array).reshape(count)
 
@@ -416,12 +418,24 @@ def real_in(value, name, low=0.0, high=math.inf, what="finite and >= 0") -> floa
     return number
 
 
+def integers(value, name) -> np.ndarray:
+    """Integers of the host, as an array; a larger one than an array can hold as the largest."""
+    if on_device(value):
+        raise TypeError(f"{name} lies on a GPU: it must be integers of the host")
+    array = as_array(min(value, MOST) if type(value) is int else value, name)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {told(value, array)}")
+    return array
+
+
 def integer(value, name, least, most=math.inf) -> int:
     """An integer, checked for its range."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+        shape = getattr(value, "shape", ())
+        got = f"an array of shape {shape}" if shape else repr(value)
+        raise TypeError(f"{name} must be an integer, got {got}") from None
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
     if number > most:

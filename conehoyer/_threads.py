@@ -47,7 +47,7 @@ def resolve_workers(workers: int | None) -> int:
     if count < 1:
         raise ValueError(
             f"workers must be a positive integer, or negative down to -{_available()} to "
-            f"count from all of the machine's processors, got {workers!r}"
+            f"count from all processors that the process may use, got {workers!r}"
         )
     return count
 
@@ -62,7 +62,7 @@ def set_workers(workers: int) -> Iterator[None]:
     ----------
     workers : int
         The value that ``workers=None`` stands for inside the block.  Negative numbers
-        count from the machine's processors: -1 means all of them.
+        count from the processors that the process may use: -1 means all of them.
 
     Yields
     ------

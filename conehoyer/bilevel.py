@@ -83,7 +83,7 @@ def project_bilevel(
     groups: Any = "columns",
     inner: str = "linf",
     feasible: bool = False,
-    out: np.ndarray | None = None,
+    out: Any = None,
     overwrite_x: bool = False,
     workers: int | None = None,
     check_finite: bool = True,
@@ -379,7 +379,7 @@ def project_l1inf_ball(
     radius: ArrayLike,
     *,
     groups: Any = "columns",
-    out: np.ndarray | None = None,
+    out: Any = None,
     overwrite_x: bool = False,
     workers: int | None = None,
     check_finite: bool = True,
@@ -588,11 +588,7 @@ def level_for_groups(
     >>> info.kept.shape, info.kept.sum()
     ((8, 8), np.int64(5))
     """
-    if _dispatch.on_device(n_groups):
-        raise TypeError("n_groups lies on a GPU: it must be integers of the host")
-    wanted = _checks.as_array(n_groups, "n_groups")
-    if wanted.dtype.kind not in "iu":
-        raise TypeError(f"n_groups must be integers, got {_checks.told(n_groups, wanted)}")
+    wanted = _checks.integers(n_groups, "n_groups")
     if _dispatch.on_device(x):
         from ._cuda import bilevel as on_gpu
 

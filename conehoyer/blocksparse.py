@@ -127,7 +127,7 @@ class BlockPattern:
     True
     """
 
-    def __init__(self, kept, block_shape, shape=None):
+    def __init__(self, kept, block_shape, shape=None) -> None:
         self.block_shape = height, width = _block_shape(block_shape)
         kept = as_array(kept, "kept")
         if kept.dtype.kind not in "biuf":
@@ -675,6 +675,8 @@ class BlockSparse:
         array([[25.],
                [30.]])
         """
+        if isinstance(x, BlockSparse):
+            raise TypeError("x must be dense, got a BlockSparse: pass x.to_dense()")
         x = as_array(x)
         (height, length), upright = self.shape, x.ndim > 1
         if x.ndim == 0 or x.shape[-2 if upright else 0] != length:
@@ -848,6 +850,8 @@ def compress(w, block_shape) -> BlockSparse:
     >>> compress(np.eye(5), (2, 2))
     <BlockSparse: 5 x 5, float64, 3 of 9 blocks of (2, 2)>
     """
+    if type(w).__module__.startswith("scipy.sparse"):
+        raise TypeError("w must be dense: from_scipy takes a scipy.sparse container")
     w = _matrix(w)
     height, width = _block_shape(block_shape)
     rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)

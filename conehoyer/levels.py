@@ -10,7 +10,7 @@ from . import _math as m
 from ._cpu import levels as kernels
 from ._cpu import passes
 from ._cpu.arrays import LOG, WANTED
-from ._dispatch import on_device, takes_tensors
+from ._dispatch import takes_tensors
 
 
 @takes_tensors
@@ -48,9 +48,10 @@ def level_for_nnz(
     Notes
     -----
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the magnitude after the
-    `nnz` largest (with `nonneg` of ``max(x − a, 0)``, and a the entry); where rounding would let that entry in, the level is lowered by its last
-    bit (2⁻³² of it for float32 on the CPU), or eight times as much, and so on, with a stop
-    just past the slack of "already feasible", until the projection itself keeps it out.
+    `nnz` largest (with `nonneg` of ``max(x − a, 0)``, and a the entry); where rounding would
+    let that entry in, the level is lowered by its last bit (2⁻³² of it for float32 on the
+    CPU), or eight times as much, and so on, with a stop just past the slack of "already
+    feasible", until the projection itself keeps it out.
     O(n) a slice.  If at least `nnz` entries tie at the top the level starts at `nnz`
     (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
     wanted the level is n.  Where the largest entry dwarfs the others, some numbers cannot be
@@ -67,11 +68,7 @@ def level_for_nnz(
     (np.float64(1.8), np.int64(2))
     """
     s = _checks.slices(x, axis)
-    if on_device(nnz):
-        raise TypeError("nnz lies on a GPU: it must be integers of the host")
-    wanted = _checks.as_array(nnz, "nnz")
-    if wanted.dtype.kind not in "iu":
-        raise TypeError(f"nnz must be integers, got {_checks.told(nnz, wanted)}")
+    wanted = _checks.integers(nnz, "nnz")
     if s.home is not None:
         from ._cuda import levels as on_gpu
 
@@ -141,11 +138,9 @@ def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:
     >>> level_for_sparseness(0.5, 16), level_for_sparseness(1.0, 16)
     (np.float64(6.25), np.float64(1.0))
     """
-    values, sizes = _checks.as_array(sparseness, "sparseness"), _checks.as_array(n, "n")
+    values, sizes = _checks.as_array(sparseness, "sparseness"), _checks.integers(n, "n")
     if values.dtype.kind not in "fiu":
         raise TypeError(f"sparseness must be real numbers, got {_checks.told(sparseness, values)}")
-    if sizes.dtype.kind not in "iu":
-        raise TypeError(f"n must be integers, got {_checks.told(n, sizes)}")
     bad = ~((values >= 0.0) & (values <= 1.0))
     if bad.any():
         raise ValueError(f"sparseness must be in [0, 1], got {values[bad].flat[0]}")

@@ -257,7 +257,7 @@ def project_hoyer(
     A slice that has the score and the norm (to 1e-14 relative in float64, 1e-6 in float32,
     twice the machine epsilon in 16-bit formats) is returned bit for bit.  Near sparseness 0
     the scores of vectors hardly differ: so ``np.ones(8000, np.float32)`` stays at
-    ``sparseness=4e-7``, although the exact result is 8 % away from it.
+    ``sparseness=4e-7``, although the last entry of the exact result is 8 % smaller.
 
     References
     ----------

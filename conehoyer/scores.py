@@ -106,7 +106,7 @@ def hoyer_score(
     """Hoyer score: the squared ratio of the l1 norm to the l2 norm.
 
     ``(‖x‖₁/‖x‖₂)²`` of each slice, the `cai_score` of ``|x|``: 1 for one nonzero entry,
-    n if all have the same magnitude.  It is the level that `project_cai` bounds.
+    n if all have the same magnitude.  It is the score that `project_cai` bounds.
 
     Parameters
     ----------

@@ -239,8 +239,8 @@ if not has_torch:
 # By the profiler's rule, and with ``torch.dot``, K is the same number in every line, and
 # close to the paper's. The ratio to Hoyer's alternating projection stays well below the
 # paper's by every rule. The ratio to ball and sphere in turn is near the paper's where all
-# entries are counted: smaller for Gaussian data, larger for uniform data. It grows as the
-# tolerance shrinks.
+# entries are counted: smaller for Gaussian data, mostly larger for uniform data. It grows as
+# the tolerance shrinks.
 #
 # We don't have the paper's program, so this is a guess: K ≈ 6 is the number of vector
 # additions and multiplications after the loop, and 6.5 is a comparison with an iteration

@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.exceptions import AxisError
 
 from .. import _checks, _dispatch
 from .._checks import MACHINE_EPSILON, SLACK
@@ -67,6 +68,8 @@ def slices(x, axis, name="x") -> DeviceSlices:
     shape = tuple(x.shape)
     if axis is None:
         return DeviceSlices(home, x, shape, None, dtype, _WORK[dtype], (), math.prod(shape))
+    if not shape:
+        raise AxisError(f"{name} must have at least one dimension, got shape ()")
     axis = _checks.axis_of(axis, len(shape))
     batch = shape[:axis] + shape[axis + 1 :]
     return DeviceSlices(home, x, shape, axis, dtype, _WORK[dtype], batch, shape[axis])
