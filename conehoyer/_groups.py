@@ -15,6 +15,7 @@ from ._threads import NOBODY, run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
+UNIT_OF_SUMS = 2.0**-64  # in which no sum of magnitudes overflows
 _SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
 _LONG = 4096  # entries of the rows that short ones are joined to
 _SHORT = 256  # bytes of a group below which rows as groups are joined, too
@@ -223,14 +224,17 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
             top = kernels.all_norms(places, z, unit, *groups.layout, inner, result, 1, NOBODY)
         else:
             top = _norms(z, unit, groups, inner, workers, result)
-        if inner == kernels.LINF or unit != 1.0 or kernels.in_range(top, z):
+        safe = math.isfinite(top) if inner == kernels.L1 else kernels.in_range(top, z)
+        if inner == kernels.LINF or unit != 1.0 or safe:
             break
         # The sums over- or underflow, or there is nothing but zeros, or NaN.
         largest = passes.largest(z.reshape(-1), True)
         if not 0.0 < largest < math.inf or not passes.all_finite(z.reshape(-1)):
             break
-        most = 1000 if z.itemsize == 8 else 100
-        unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
+        most, least = (1000, 450) if z.itemsize == 8 else (100, 0)
+        unit = math.ldexp(1.0, min(least - math.frexp(largest)[1], most))
+        if inner == kernels.L1:
+            unit = UNIT_OF_SUMS
     return result, unit
 
 

@@ -687,6 +687,21 @@ def l1inf_tangent(u, nu, s, theta):
     return u + (s - theta) / nu
 
 
+NEAR_RADIUS = 2.0**-30  # of the radius: bounds that miss it by more have too few digits
+
+
+@register_jitable
+def l1inf_before(u, nu, last):
+    """A bound further left by the θ, `last`, at which the last of all bounds vanishes: νu there."""
+    return 0.0 if nu * u == last else u - last / nu
+
+
+@register_jitable
+def l1inf_rounding(u, nu, s):
+    """How far a tangent may be off by rounding: steps that differ by less are the same."""
+    return 2.0**-50 * (u + s / nu)
+
+
 @register_jitable
 def l1inf_next(theta, total, slope, radius, both):
     """The next θ from the tangents' sum and Σ1/ν; to the right only, unless `both`."""

@@ -506,10 +506,13 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
             out[...] = bounds[:] = math.nan
             return
         exponent = math.frexp(tops.max())[1]
-        if abs(exponent) <= (900 if z.itemsize == 8 else 100):
+        if not math.isfinite(float(totals.max()) * count):
+            unit = _groups.UNIT_OF_SUMS
+        elif z.itemsize == 8 and exponent < -900:  # sums have lost bits
+            unit = math.ldexp(1.0, min(-exponent, 1000))
+        else:
             break
-        unit = math.ldexp(1.0, min(-exponent, 1000))  # sums may overflow
-        values = values * np.float64(unit)
+        values = values * unit
         radius *= unit
     if tops.sum() <= radius * (1.0 + slack):
         info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0

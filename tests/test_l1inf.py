@@ -207,6 +207,39 @@ def test_a_radius_below_the_rounding_of_theta():
     np.testing.assert_array_equal(x, [[1e-12, 0.0], [1e-12, 0.0]])
 
 
+@pytest.mark.parametrize("radius", [1e-32, 1e-37, 1e-300])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e280, 1e300])
+def test_a_radius_far_below_the_data(radius, scale):
+    """Of one group, and of several: the bounds add up to it, whatever digits θ has."""
+    for y in ([[0.1, 0.2, 0.3]], [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.1, 0.0, 0.0]]):
+        y = scale * np.array(y)
+        x, info = ch.project_l1inf_ball(y, radius, groups="rows", full_output=True)
+        assert info.converged
+        assert np.abs(x).max(axis=1).sum() == pytest.approx(radius, rel=1e-13, abs=0)
+        assert info.radii.sum() == pytest.approx(radius, rel=1e-13, abs=0)
+        assert info.level == pytest.approx(radius, rel=1e-13, abs=0)
+
+
+def test_a_bound_that_lands_on_an_entry():
+    """Rounding once took it back and forth past the entry, until the cap."""
+    one = [[0.7, 0.7], [0.9, 0.9]], 1.4
+    other = [[4], [4], [3], [5], [1], [1], [0], [1]], 3.0
+    for y, radius in (one, other):
+        _, info = ch.project_l1inf_ball(y, radius, full_output=True)
+        assert info.converged
+        assert info.passes <= 4
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        column = rng.standard_normal(rng.integers(2, 9)).round(rng.integers(0, 3))
+        y = np.tile(column[:, None], (1, rng.integers(1, 5)))
+        radius = abs(rng.choice(column)) * y.shape[1]
+        x, info = ch.project_l1inf_ball(y, radius, full_output=True)
+        assert info.converged
+        assert info.passes <= 12
+        if radius > 0:
+            assert violation(y, x, labels_of("columns", *y.shape), radius) <= 1e-12
+
+
 def test_labels_without_columns():
     labels = np.zeros((3, 0), int)
     assert ch.project_l1inf_ball(np.zeros((3, 0)), 2.0, groups=labels).shape == (3, 0)
@@ -214,3 +247,32 @@ def test_labels_without_columns():
     assert ch.level_for_groups(np.zeros((3, 0)), 2, groups=labels) == 1.0
     batch = np.zeros((2, 3, 0))
     assert ch.project_bilevel(batch, 2.0, groups=batch.astype(int)).shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "exponent"),
+    [("float64", -1060), ("float64", 1000), ("float32", -140), ("float32", 110)],
+)
+@pytest.mark.parametrize("radius", [5.0, 99.0, 0.0])
+def test_the_report_has_the_unit_of_the_data(dtype, exponent, radius):
+    y = np.random.default_rng(4).integers(-8, 9, (10, 40)) / 8.0
+    expected, report = ch.project_l1inf_ball(y, radius, groups="rows", full_output=True)
+    z = np.ldexp(y, exponent).astype(dtype)
+    scaled = np.ldexp(radius, exponent)
+    x, info = ch.project_l1inf_ball(z, scaled, groups="rows", full_output=True)
+    few = 2.0 ** max(-20, (-149 if dtype == "float32" else -1074) - exponent)  # subnormals
+    np.testing.assert_allclose(np.ldexp(x.astype(float), -exponent), expected, rtol=0, atol=few)
+    np.testing.assert_array_equal(info.kept, report.kept)
+    for name in ("radii", "threshold", "level"):
+        got = np.ldexp(getattr(info, name), -exponent)
+        np.testing.assert_allclose(got, getattr(report, name), rtol=1e-6, atol=few)
+
+
+def test_sums_that_overflow():
+    y = np.full((6, 40), 1.5e308)
+    y[0] = 0.0
+    y[1, 1:] = 0.0  # a sum that does not overflow by itself
+    x, info = ch.project_l1inf_ball(y, 1e308, groups="rows", full_output=True)
+    expected = ch.project_l1inf_ball(np.ldexp(y, -100), np.ldexp(1e308, -100), groups="rows")
+    assert info.converged
+    np.testing.assert_allclose(np.ldexp(x, -100), expected, rtol=1e-13)

@@ -68,7 +68,8 @@ def advance_bounds(values, starts, theta, totals, bounds, counts, excess, gaps, 
         u, nu, s, under, over = bounds[j], counts[j], excess[j], gaps[j, 0], gaps[j, 1]
         for _ in range(2):
             step = max(m.l1inf_tangent(u, nu, s, theta), 0.0)
-            if under <= step < over:
+            near = m.l1inf_rounding(u, nu, s)  # lest steps go back and forth past an entry
+            if under - near <= step < over + near:
                 break
             before = nu
             nu, s, under, over = _above(values[starts[j] : starts[j + 1]], step)
@@ -107,16 +108,23 @@ def finish(radius, theta, bounds, counts, excess):
     """The bounds at θ, which add up to the radius.
 
     θ has the digits of the sums, too few for a small radius: the rest of it is found from the
-    bounds there, whose tangents remain.
+    bounds there, whose tangents remain; from where the last of them vanishes, if need be.
     """
-    left, some = -math.inf, False
+    total, last = 0.0, -math.inf
     for j in range(bounds.size):
         if counts[j] > 0.0:
             bounds[j] = m.l1inf_tangent(bounds[j], counts[j], excess[j], theta)
             excess[j] = 0.0
-            left = max(left, counts[j] * (bounds[j] - radius))  # where one is the radius
-            some |= bounds[j] > 0.0
-    rest = solve(radius, 0.0 if some else left, bounds, counts, excess)
+            total += max(bounds[j], 0.0)
+            last = max(last, counts[j] * bounds[j])
+    rest = 0.0
+    if abs(total - radius) > m.NEAR_RADIUS * radius:
+        rest = -math.inf
+        for j in range(bounds.size):
+            if counts[j] > 0.0:
+                bounds[j] = m.l1inf_before(bounds[j], counts[j], last)
+                rest = max(rest, counts[j] * (bounds[j] - radius))  # where one is the radius
+    rest = solve(radius, rest, bounds, counts, excess)
     for j in range(bounds.size):
         u = m.l1inf_tangent(bounds[j], counts[j], 0.0, rest) if counts[j] > 0.0 else 0.0
         bounds[j] = max(u, 0.0)

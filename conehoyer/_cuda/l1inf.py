@@ -125,6 +125,8 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
     shift = -int(math.frexp(top)[1])
     if bad > 0.0 or abs(shift) <= (100 if narrow else 900):
         shift = 0
+    elif shift < 0 and not narrow:
+        shift = -64  # enough for any sum; and the radius keeps its digits
     f, g = engine.factors(real, shift)
     if shift != 0:  # sums may have overflowed, or have lost bits
         radius, width = math.ldexp(radius, shift), 0.0
@@ -195,17 +197,27 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
 @function
 def rest_of(radius, theta, state, count, thread, threads, room, grid, parts, turn):
     """The bounds at θ, and the rest of θ that they ask for, as on the CPU; and the next `turn`."""
-    left, some = -math.inf, 0.0
+    total, last = 0.0, -math.inf
     for j in range(thread, count, threads):
         nu = state[COUNTS, j]
         if nu > 0.0:
             u = m.l1inf_tangent(state[BOUNDS, j], nu, state[EXCESS, j], theta)
             state[BOUNDS, j], state[EXCESS, j] = u, 0.0
-            left = max(left, nu * (u - radius))
-            some += 1.0 if u > 0.0 else 0.0
-    some, _, _ = engine.add_up(room, grid, parts, turn, some, 0.0, 0.0)
-    left = engine.largest_of(room, grid, parts, 1 - turn, left)
-    rest = 0.0 if some > 0.0 else left
+            total += max(u, 0.0)
+            last = max(last, nu * u)
+    total, _, _ = engine.add_up(room, grid, parts, turn, total, 0.0, 0.0)
+    last = engine.largest_of(room, grid, parts, 1 - turn, last)
+    rest = 0.0
+    if abs(total - radius) > m.NEAR_RADIUS * radius:
+        rest = -math.inf
+        for j in range(thread, count, threads):
+            nu = state[COUNTS, j]
+            if nu > 0.0:
+                u = m.l1inf_before(state[BOUNDS, j], nu, last)
+                state[BOUNDS, j] = u
+                rest = max(rest, nu * (u - radius))
+        rest = engine.largest_of(room, grid, parts, turn, rest)
+        turn = 1 - turn
     return solve(radius, rest, state, count, thread, threads, room, grid, parts, turn)
 
 
@@ -250,7 +262,7 @@ def advance_bound(values, starts, j, count, lanes, f, g, theta, state, room, nar
         target = u
         if live:
             target = below(max(m.l1inf_tangent(u, nu, s, theta), 0.0), narrow)
-            live = target != u
+            live = abs(target - u) > m.l1inf_rounding(u, nu, s)
         above, excess = 0.0, 0.0
         if live:
             above, excess = sums_above(values, first, last, lanes, f, g, target)
