@@ -120,6 +120,13 @@ def slices(x, axis, name="x"):
     return Slices(array, axis, dtype, work, batch, shape[axis])
 
 
+def is_list_of_arrays(x) -> bool:
+    """Whether x is a list or tuple of arrays, not of numbers."""
+    return isinstance(x, list | tuple) and any(
+        isinstance(part, list | tuple) or np.ndim(part) > 0 for part in x
+    )
+
+
 def axis_of(axis, ndim) -> int:
     """An axis of so many, counted from 0."""
     try:

@@ -26,10 +26,12 @@ from numba.extending import register_jitable
 
 from . import _math as m
 
-SAFE = 300  # squares of 2^±SAFE are harmless
+LARGE = 300  # squares of 2^LARGE are harmless
+SMALL = 64  # below 2^−SMALL is room for the lower part of a threshold, even in float32
 FAR = 500  # μ beyond 2^±FAR of its unit: take another unit
 HUGE = 2.0**1000
 MARGIN = 1.0 - 1e-6  # what exceeds this part of τ may be collected
+PATIENCE = 12  # passes, after which the goal need not be met to the last bits
 SHORT = 64  # terms that are added before the exact sum, which takes eight times as long
 NONE = -(1 << 20)  # the unit of nothing but zeros
 
@@ -76,8 +78,8 @@ class Search(NamedTuple):
 
 @register_jitable
 def out_of_range(top):
-    """Whether squares of entries up to this size may over- or underflow."""
-    return top != 0.0 and not math.ldexp(1.0, -SAFE) < top < math.ldexp(1.0, SAFE)
+    """Whether squares of entries up to this size may overflow, or what τ is made of underflow."""
+    return top != 0.0 and not math.ldexp(1.0, -SMALL) < top < math.ldexp(1.0, LARGE)
 
 
 @register_jitable
@@ -317,7 +319,10 @@ def steps(own, add, add_exactly, largest, some_jump):
         """
         deficit, size, jumps, slack = deficits(room, v)
         excess = deficit - goal
-        tol = 2.0**-50 * (size + jumps)
+        # The sums are rounded, those of float32 data more: lest μ goes back and forth.
+        tol = 2.0**-50 * (size + jumps) + 2.0**-26 * slack
+        if st.passes >= PATIENCE:
+            tol = max(tol, 1e-13 * size)
         status, share = m.GO, 0.0
         if st.passes == 0 and (excess <= slack or sparseness == 0.0):
             status = m.FEASIBLE

@@ -200,7 +200,7 @@ def project_gsp(
     """
     sparseness = _one_sparseness(sparseness)
     workers = resolve_workers(workers)
-    several = isinstance(x, (list, tuple)) and any(np.ndim(part) > 0 for part in x)
+    several = _checks.is_list_of_arrays(x)
     if several:
         slices = [_checks.slices(part, None, f"x[{i}]") for i, part in enumerate(x)]
     else:
@@ -402,11 +402,11 @@ def _search(group, sparseness, check_finite):
 
 
 def _scale(group):
-    """Scale the rows of blocks whose squares would over- or underflow; whether there are any."""
+    """Scale the rows of blocks whose range is too small for the search; whether there are any."""
     scaled = False
     for k, b in enumerate(group.blocks):
         tops = group.v.top[b.place : b.place + len(b.x)]
-        if b.x.dtype == np.float64 and kernels.out_of_range(tops):
+        if kernels.out_of_range(tops):
             z = np.empty_like(b.x)
             kernels.scale_rows(b.x, group.v, b.place, z)
             group.blocks[k] = b._replace(z=z)

@@ -271,8 +271,9 @@ def gsp_score(
         from ._cuda import scores as on_gpu
 
         return on_gpu.gsp_score_of_list(x)
-    if isinstance(x, (list, tuple)) and any(np.ndim(part) > 0 for part in x):
-        parts = [hoyer_sparseness(part, axis=None, workers=workers) for part in x]
+    if _checks.is_list_of_arrays(x):
+        arrays = [_checks.slices(part, None, f"x[{i}]").array for i, part in enumerate(x)]
+        parts = [hoyer_sparseness(part, axis=None, workers=workers) for part in arrays]
         return np.float64(np.mean(parts))
     values = hoyer_sparseness(x, axis=axis, workers=workers)
     if on_device(values):

@@ -421,6 +421,59 @@ def test_dtypes(dtype):
     np.testing.assert_array_equal(project_gsp(got, 0.8), got)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_does_not_take_it_back_and_forth(dtype):
+    """Sums of float32 data once did, and sometimes until the cap."""
+    for seed in range(150):
+        x = np.random.default_rng(seed).standard_normal(5000).astype(dtype)
+        _, info = project_gsp(x, 0.6, full_output=True)
+        assert info.converged
+        assert info.passes <= 10
+        assert abs(info.sparseness - 0.6) <= 1e-13
+
+
+def test_a_last_bit_of_the_goal_is_given_up():
+    rng = np.random.default_rng(480844134)
+    share, sparseness = rng.choice([0.01, 0.02, 0.005]), rng.uniform(0.9, 0.99)
+    giants = rng.random(512) < share
+    x = np.where(giants, 100 * rng.standard_normal(512), np.sign(rng.standard_normal(512)))
+    _, info = project_gsp([x], sparseness, full_output=True)
+    assert info.converged
+    assert info.passes <= 14
+    assert abs(info.sparseness - sparseness) <= 1e-13
+
+
+@pytest.mark.parametrize("exponent", [-149, -135, -120, -110, -70])
+def test_small_float32_data(exponent):
+    """The lower part of a threshold underflowed where the data had few bits below them."""
+    rng = np.random.default_rng(2)
+    for vectors in ([np.array([1000, 1001, 1002, 1003])], [rng.integers(256, 2000, 50)] * 2):
+        x = [np.ldexp(v.astype(float), exponent).astype(np.float32) for v in vectors]
+        got, info = project_gsp(x, 0.5, full_output=True)
+        assert info.converged
+        for one, ref in zip(got, project_gsp([v.astype(float) for v in vectors], 0.5), strict=True):
+            bits = np.ldexp(one.astype(float), -exponent)
+            np.testing.assert_allclose(bits, ref, rtol=1e-6, atol=1.0 if exponent == -149 else 0.51)
+
+
+@pytest.mark.parametrize("exponent", [-1000, -600, 600, 1000])
+def test_the_report_has_the_unit_of_the_data(exponent):
+    vectors = [make("gaussian", n) for n in (5, 40, 700)]
+    _, expected = project_gsp(vectors, 0.75, full_output=True)
+    _, info = project_gsp([np.ldexp(v, exponent) for v in vectors], 0.75, full_output=True)
+    np.testing.assert_array_equal(np.ldexp(info.threshold, -exponent), expected.threshold)
+    assert np.ldexp(info.multiplier, -exponent) == expected.multiplier
+
+
+def test_each_result_goes_where_another_vector_was():
+    a, b = np.random.default_rng(0).standard_normal((2, 700))
+    first, second = project_gsp([a, b], 0.7)
+    c, d = a.copy(), b.copy()
+    project_gsp([c, d], 0.7, out=[d, c])
+    np.testing.assert_array_equal(d, first)
+    np.testing.assert_array_equal(c, second)
+
+
 def test_float32_against_the_reference():
     vectors = [make("gaussian", n).astype(np.float32) for n in (5, 300, 20_000)]
     for sparseness in (0.5, 0.9):
@@ -583,12 +636,23 @@ def test_nonfinite_data():
         assert np.isnan(y).all()
         assert np.isnan([info.multiplier, info.sparseness]).all()
         assert np.isnan(info.threshold).all()
+    # A vector of one entry is no part of the group, but data.
+    for vectors in ([[np.nan], [1.0]], [[np.inf], [2.0, 1.0]]):
+        with pytest.raises(ValueError, match=r"x.* must be finite"):
+            project_gsp(vectors, 0.5)
+        for x in project_gsp([np.array(v) for v in vectors], 0.5, check_finite=False):
+            assert np.isnan(x).all()
     huge = np.full((2, 5), 1e308)  # the sum is infinite, the data is not
     huge[:, 0] = 1.5e308
     assert ch.gsp_score(project_gsp(huge, 0.99)) == pytest.approx(0.99, abs=1e-12)
 
 
 def test_errors():
+    for function in (lambda x: project_gsp(x, 0.5), ch.gsp_score):
+        with pytest.raises(ValueError, match=r"x\[0\] is no array"):
+            function([[1, [2]], [3, 4]])
+        with pytest.raises(TypeError, match=r"x\[1\] must"):
+            function([[1.0, 2.0], [1j, 2.0]])
     x = np.ones((2, 3))
     for bad in (-0.1, 1.1, np.nan, np.inf):
         with pytest.raises(ValueError, match=r"sparseness.*got"):

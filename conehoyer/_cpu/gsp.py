@@ -64,13 +64,13 @@ def run_pass(kind, z, buffer, kept, v, place, part, first, last):
         chunk = z[row, begin : begin + PIECE]
         tau, tau_low = v.tau[i], v.tau_low[i]
         to[:] = 0.0
-        if v.beta[i] == 0.0:
-            continue
         if kind == FIRST:
             to[0], to[1], to[2] = passes.sums(chunk, True, 0.0, 0.0)
             to[3] = passes.largest(chunk, True)
             if not math.isfinite(to[1]) and not passes.all_finite(chunk):
                 to[3] = math.nan
+        elif v.beta[i] == 0.0:  # no part of the group
+            continue
         elif kind == TIES:
             if v.ask[i]:  # the gap to the top is exact where it matters
                 to[0], _, _ = passes.sums(chunk, True, v.top[i], -5e-324)
@@ -107,7 +107,7 @@ def take_tops(v, part):
 
 @kernel
 def out_of_range(tops):
-    """Whether squares of some vector's entries may over- or underflow."""
+    """`_gsp_math.out_of_range` of some vector."""
     for top in tops:
         if search.out_of_range(top):
             return True

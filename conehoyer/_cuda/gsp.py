@@ -231,13 +231,12 @@ def take_tops(z, place, piece, pieces, table, whole, part):
     for p in range(cuda.blockIdx.x, rows * pieces, cuda.gridDim.x):
         row, first = p // pieces, p % pieces * piece
         top, bad = 0.0, 0.0
-        if v.beta[place + row] > 0.0:
-            for i in range(first + cuda.threadIdx.x, min(first + piece, n), cuda.blockDim.x):
-                a = abs(float64(z[row, i]))
-                if math.isfinite(a):
-                    top = max(top, a)
-                else:
-                    bad += 1.0
+        for i in range(first + cuda.threadIdx.x, min(first + piece, n), cuda.blockDim.x):
+            a = abs(float64(z[row, i]))
+            if math.isfinite(a):
+                top = max(top, a)
+            else:
+                bad += 1.0
         bad, _, _ = block.sum_three(room, bad, 0.0, 0.0)
         top = block.largest(room, top)
         if cuda.threadIdx.x == 0:
