@@ -463,6 +463,7 @@ def project_l1inf_ball(
     if _dispatch.on_device(x):
         from ._cuda import l1inf
 
+        resolve_workers(workers)
         return l1inf.project(
             x, radius, groups, _MOST_ROUNDS, out, overwrite_x, check_finite, full_output
         )

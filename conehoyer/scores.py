@@ -270,6 +270,7 @@ def gsp_score(
     if isinstance(x, (list, tuple)) and any(map(on_device, x)):
         from ._cuda import scores as on_gpu
 
+        resolve_workers(workers)
         return on_gpu.gsp_score_of_list(x)
     if _checks.is_list_of_arrays(x):
         arrays = [_checks.slices(part, None, f"x[{i}]").array for i, part in enumerate(x)]

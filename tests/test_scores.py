@@ -160,9 +160,12 @@ def test_gsp_score_of_a_list_of_different_lengths():
     assert ch.gsp_score(vectors) == pytest.approx(float(oracle.gsp_score(vectors)), rel=1e-13)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_single_entry_that_is_not_finite(bad):
     assert np.isnan(ch.hoyer_sparseness([bad]))
+    for x in ([bad], [1.0, bad, 2.0], [*range(40), bad]):
+        assert np.isnan(ch.cai_score(x))
+        assert np.isnan(ch.hoyer_score(x))
     assert np.isnan(ch.gsp_score([[bad], [1.0]]))
     assert ch.hoyer_sparseness([0.0]) == 1.0
 

@@ -252,7 +252,9 @@ def moments(z, absolute):
 
     The unit is 1 unless squares over- or underflow.
     """
-    _, s, q = sums(z, absolute, 0.0, -math.inf)
+    nu, s, q = sums(z, absolute, 0.0, -math.inf)
+    if nu < z.size:  # −inf, which is not above it
+        return math.nan, math.nan, 0
     if 1e-200 < q < 1e200 or q == s == 0.0 or not all_finite(z):
         return s, q, 0
     exponent = int(math.frexp(largest(z, True))[1])

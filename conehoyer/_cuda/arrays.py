@@ -272,6 +272,11 @@ def per_slice(value, name, s: DeviceSlices, low, high=math.inf, what="") -> Para
 
 def on_its_device(home, value, name):
     """A float64 vector of the values of a device array."""
+    if not home.holds(value):
+        raise TypeError(
+            f"{name} must be of the library of x and on its device, or on the host, got "
+            f"{type(value).__module__}.{type(value).__name__}"
+        )
     dtype = home_of(value).dtype(value)
     if dtype not in ("float32", "float64"):
         raise TypeError(f"{name} on the GPU must be float32 or float64, got {dtype}")

@@ -63,7 +63,8 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
             engine.conclude(told, m.NONFINITE, math.nan, math.nan, math.nan)
         cuda.syncthreads()
         return 0, turn
-    shift = -int(math.frexp(size)[1])
+    # Entries that do not count may be minus infinity in this unit.
+    shift = -int(math.frexp(size if absolute else max(top, 0.0))[1])
     f, g = engine.factors(real, shift)
     anchor, offset = 0.0, 0.0
     status, rounds, slack = m.CAPPED, 0, tol
@@ -92,8 +93,24 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
         s = nu * mean
         q = nu * (mean * mean) + squares
         st = m.State(status, anchor, offset, 0.0, 0.0, nu, 0, False, False, rounds, s, q)
+        if status == m.SOFT or status == m.CAPPED:  # rounds lose digits, and entries next to τ
+            st = m.State(m.GO, anchor, offset, 0.0, math.inf, -1.0, 0, False, True, 0, 0.0, 0.0)
         engine.remember(told, st)
         told[engine.LEAST] = -math.inf
+    cuda.syncthreads()
+    while told[0] == m.GO:
+        nu, s, q = engine.sums(z, first, stride, f, g, absolute, -math.inf, told[1], told[2], True)
+        nu, s, q = engine.add_up(room, grid, parts, turn, nu, s, q)
+        turn = 1 - turn
+        if t == 0:
+            engine.remember(told, m.advance(m.CAI, level, 0.0, engine.recall(told), nu, s, q))
+        cuda.syncthreads()
+    if t == 0:
+        if told[0] == m.TIED:
+            told[1], told[2] = math.ldexp(top, shift), 0.0
+        elif told[0] == m.SOFT:
+            told[0] = status
+        told[9] = rounds
     cuda.syncthreads()
     return shift, turn
 

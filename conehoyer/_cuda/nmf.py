@@ -281,8 +281,8 @@ class Data:
         arrays.result_dtype(other, value, name)
         if tuple(value.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
-        view = arrays.read(other, value, 1, self.work.name, shape)
-        self._describe(view.reshape(view.size), name, True)
+        view = arrays.read(self.home, value, 1, self.work.name, shape)
+        self._describe(view.reshape(view.size), name, None)
         return view
 
     def deliver(self, w, h, live):

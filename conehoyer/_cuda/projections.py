@@ -9,7 +9,16 @@ from .._checks import not_finite
 from .._results import ProjectionInfo, warn_capped
 from . import arrays, block, engine, held, wide
 from .arrays import Parameter
-from .device import SHARED_MEMORY, SIMULATED, blocks_at_once, cuda, kernel, launch, threads_for
+from .device import (
+    SHARED_MEMORY,
+    SIMULATED,
+    blocks_at_once,
+    cuda,
+    kernel,
+    launch,
+    launch_each,
+    threads_for,
+)
 
 _MOST_BLOCKS = 2048
 _MOST_ROWS = 1 << 20  # blocks that do a row each
@@ -72,12 +81,14 @@ def project(
             info = home.view(own, (1, engine.COLUMNS), (8 * engine.COLUMNS, 8), "<f8")
             flags = flags[2 * engine.COLUMNS :]
         if z.size:
-            if goal.in_place and check_finite and s.number > 1:
-                check(home, z, flags)  # before any row is overwritten
+            if goal.in_place and check_finite:  # before x is overwritten
+                check(home, z, levels, _PARAMETER[kind], flags)
             run_rows(
                 home, kind, absolute, levels, norms, s.slack, z, goal.rows, info, flags,
                 kernels or _ENGINE, reported=full_output, rests=rests,
             )  # fmt: skip
+        elif full_output:
+            arrays.fill(home, report, 0.0)
         result = arrays.deliver(home, goal, s.axis, s.dtype)
         if check_finite:
             complain(home, flags, s.number, levels, _PARAMETER[kind])
@@ -139,12 +150,24 @@ def run_rows(
         launch(by_grid, home, blocks, threads, *given, r, parts, kept, shared=shared)
 
 
-def check(home, z, flags):
-    """Raise where an entry is not finite."""
+@kernel
+def count_outside(low, high, values, flags):
+    """Count the parameters that are out of range."""
+    r = cuda.grid(1)
+    while r < values.size:
+        if not low <= values[r] <= high:
+            cuda.atomic.add(flags, engine.BAD_PARAMETER, 1)
+        r += cuda.gridsize(1)
+
+
+def check(home, z, levels, name, flags):
+    """Raise where an entry is not finite, or a parameter on the GPU out of range."""
     threads = threads_for(z.size, 8)
     launch(engine.count_bad, home, min(-(-z.size // threads), 1024), threads, z, flags)
-    if home.fetch(flags)[engine.NONFINITE]:
-        raise not_finite()
+    if levels.values is not None:
+        values = levels.values
+        launch_each(count_outside, home, values.size, levels.low, levels.high, values, flags)
+    complain(home, flags, len(z), levels, name)
 
 
 def complain(home, flags, count, parameter, name):

@@ -142,3 +142,20 @@ def test_empty_and_bad_levels(to_gpu):
         iterative(y, 0.5)
     with pytest.raises(ValueError, match="level"):
         iterative(y, to_gpu(np.array([2.0, np.nan])))
+
+
+def test_near_constant_data(to_gpu, to_host):
+    """One rounded step may go too far; the last ones are exact."""
+    for seed in range(20):
+        y = 1.0 + 1e-9 * np.random.default_rng(seed).standard_normal(3)
+        x = to_host(ch.project_cai(to_gpu(y), 2.4, method="iterative"))
+        np.testing.assert_allclose(x, ch.project_cai(y, 2.4), rtol=1e-12)
+    x = ch.project_cai(to_gpu(np.array([1e19, 1e6, 1.0])), 1.0, method="iterative")
+    np.testing.assert_array_equal(to_host(x), [1e19, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("dtype", "giant"), [(np.float32, -3e38), (np.float64, -1e300)])
+def test_a_negative_giant(dtype, giant, to_gpu, to_host):
+    y = np.array([giant, 1e-8, 3e-8, 2e-8], dtype)
+    x = to_host(ch.project_cai(to_gpu(y), 2.0, method="iterative", nonneg=True))
+    np.testing.assert_allclose(x, ch.project_cai(y, 2.0, nonneg=True), rtol=1e-6)

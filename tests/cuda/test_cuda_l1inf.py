@@ -310,3 +310,21 @@ def test_a_small_radius_is_met(share, to_gpu, to_host):
         assert float(tops_of(x, labels).sum()) == pytest.approx(radius, rel=1e-14, abs=0)
         again = to_host(ch.project_l1inf_ball(to_gpu(x), radius, groups=groups))
         np.testing.assert_array_equal(again, x)
+
+
+def test_a_bound_that_lands_on_an_entry(to_gpu, to_host):
+    one = [[0.7, 0.7], [0.9, 0.9]], 1.4
+    other = [[4.0], [4.0], [3.0], [5.0], [1.0], [1.0], [0.0], [1.0]], 3.0
+    for y, radius in (one, other):
+        x, info = ch.project_l1inf_ball(to_gpu(np.array(y)), radius, full_output=True)
+        assert to_host(info.converged)
+        assert to_host(info.passes) <= 4
+        np.testing.assert_allclose(to_host(x), ch.project_l1inf_ball(y, radius), rtol=1e-13)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e280])
+def test_a_radius_far_below_the_data(scale, to_gpu, to_host):
+    for y in ([[0.1, 0.2, 0.3]], [[0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.1, 0.0, 0.0]]):
+        for radius in (1e-32, 1e-37):
+            x = ch.project_l1inf_ball(to_gpu(scale * np.array(y)), radius, groups="rows")
+            assert np.abs(to_host(x)).max(axis=1).sum() == pytest.approx(radius, rel=1e-13, abs=0)

@@ -646,3 +646,38 @@ def test_float32_sums_in_which_a_few_entries_drown_the_rest(n, to_gpu, to_host):
         _, info = ch.project_cai(to_gpu(y), level, full_output=True)
         assert to_host(info.converged)
         assert abs(to_host(info.threshold) - exact.tau) <= 1e-4 * exact.tau
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_error_leaves_x_as_it_is(overwrite, to_gpu, to_host):
+    calls = [
+        (ch.project_cai, 2.0, {}),
+        (ch.project_cai, 2.0, {"method": "iterative"}),
+        (ch.project_hoyer, 0.5, {}),
+        (ch.project_l1_ball, 1.0, {}),
+        (ch.project_simplex, 1.0, {}),
+    ]
+    for project, parameter, options in calls:
+        y = np.array([1.0, 2.0, np.nan])
+        x = to_gpu(y)
+        given = {"overwrite_x": True} if overwrite else {"out": x}
+        with pytest.raises(ValueError, match="x must be finite"):
+            project(x, parameter, **given, **options)
+        np.testing.assert_array_equal(to_host(x), y)
+    for levels in ([2.0, 0.5], [0.5]):
+        y = np.tile([1.0, 2.0, 3.0], (len(levels), 1))
+        x = to_gpu(y)
+        given = {"overwrite_x": True} if overwrite else {"out": x}
+        with pytest.raises(ValueError, match="level must lie in"):
+            ch.project_cai(x, to_gpu(np.array(levels)), **given)
+        np.testing.assert_array_equal(to_host(x), y)
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_the_report_on_nothing(axis, to_gpu, to_host):
+    x = np.empty((2, 0))
+    for project, parameter in ((ch.project_cai, 2.0), (ch.project_simplex, 1.0)):
+        _, info = project(to_gpu(x), parameter, axis=axis, full_output=True)
+        _, expected = project(x, parameter, axis=axis, full_output=True)
+        for name in ("threshold", "level", "nnz", "passes", "converged"):
+            np.testing.assert_array_equal(to_host(getattr(info, name)), getattr(expected, name))

@@ -2,7 +2,7 @@
 
 from numba import types
 
-from conehoyer._cuda import arrays, engine, held
+from conehoyer._cuda import arrays, engine, held, projections
 
 FLOAT, INT, BOOL = types.float64, types.int64, types.boolean
 
@@ -44,6 +44,7 @@ def signatures(t):
     yield engine.project_rows, (*engine_types, BOOL, flags)
     yield engine.project_long, (*engine_types, INT, array(FLOAT, 3), array(t, 2))
     yield engine.count_bad, (array(t, 2), flags)
+    yield projections.count_outside, (FLOAT, FLOAT, array(FLOAT, 1), flags)
     for ndim in (1, 2, 3):
         yield arrays._gather, (array(types.float16, ndim, "A"), array(t, 1))
         yield arrays._scatter, (array(t, 1), array(types.float16, ndim, "A"))
