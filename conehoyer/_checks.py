@@ -216,7 +216,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         return x_rows, Target(np.empty(x_rows.shape, s.work), result, False, False)
     check_out(out, shape, s.dtype)
     view = None
-    if out.dtype == s.work and out.dtype.isnative:
+    if out.dtype == s.work:
         moved = out if s.axis is None else _last(out, s.axis)
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
@@ -258,7 +258,7 @@ def shares_memory(shape, strides):
 
 def writable_as(x, dtype):
     """Whether a result of this dtype may be written over x."""
-    return x.flags.writeable and x.dtype == dtype and x.dtype.isnative
+    return x.flags.writeable and x.dtype == dtype
 
 
 def same_memory(a, b):

@@ -125,7 +125,7 @@ def nmf_hals(
         Cap on the outer iterations; each updates W, then H.
     tol : float, default 1e-4
         Stop when the KKT residual is at most this.  0 runs all `max_iter` iterations,
-        without a warning.
+        without a warning, unless x is zero or the callback ends it.
     accelerated : bool, default True
         Sweep several times over a factor while the matrix products hold [1]_.
     alpha, epsilon : float, default 0.5 and 0.1
@@ -350,7 +350,7 @@ def _start(init, rank, data, update_h, rng):
     if h is None:
         raise ValueError("init=(W0, H0) needs H0; only W0 may be None")
     m, n = data.shape
-    h = data.factor(h, "H0 of init", (rank, n))
+    h = data.factor(h, "H0 of init", (rank, n), not update_h)
     tops = data.tops(h)
     units = _units_for(np.frexp(tops)[1])
     if units.any():
@@ -387,7 +387,28 @@ def _factor(value, name, shape, dtype):
     return np.array(array, dtype, order="C")
 
 
+def _check_dictionary(h, dtype):
+    """Raise where a dictionary, as it will come back in this dtype, is another one."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = h.astype(dtype).astype(np.float64)
+    bad = ~np.isfinite(rounded).all(axis=1) | (h.any(axis=1) & ~rounded.any(axis=1))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ValueError(
+            f"H0 of init must fit in {dtype}, got a row {row} with entries up to {h[row].max()}"
+        )
+
+
 # --- the data ------------------------------------------------------------------------
+
+
+def _is_sparse(x):
+    """Whether x is a container of scipy.sparse; does not import it for others."""
+    if not type(x).__module__.startswith("scipy.sparse"):
+        return False
+    from scipy import sparse
+
+    return sparse.issparse(x)
 
 
 class _Data:
@@ -396,14 +417,14 @@ class _Data:
     def __init__(self, x, check_finite):
         if type(x).__module__.startswith("cupyx."):
             raise TypeError("x must not be a sparse container on a GPU: pass x.get()")
-        self.sparse = type(x).__module__.startswith("scipy.sparse")
+        self.sparse = _is_sparse(x)
         array = x if self.sparse else _checks.as_array(x)
         if array.ndim != 2:
             raise ValueError(f"x must be a matrix, got {array.ndim} dimensions")
         self.shape = array.shape
         self.dtype, self.work = _checks.dtypes(array, "x")
         if self.sparse:
-            array = array.tocsr().astype(self.work, copy=False)
+            array = array.astype(self.work, copy=False).tocsr()
             if not array.has_canonical_format:
                 array = array.copy()
                 array.sum_duplicates()
@@ -474,9 +495,12 @@ class _Data:
         """Transposed W0 and H0 by `_random` or `_nndsvd`."""
         return method(self, rank, rng)
 
-    def factor(self, value, name, shape):
-        """A copy of a given factor."""
-        return _factor(value, name, shape, self.work)
+    def factor(self, value, name, shape, stays=False):
+        """A copy of a given factor, which may be one that `stays` as it is."""
+        factor = _factor(value, name, shape, self.work)
+        if stays:
+            _check_dictionary(_checks.as_array(value), self.dtype)
+        return factor
 
     def tops(self, factor):
         """The largest entry of each row."""
@@ -884,6 +908,7 @@ class _Run:
                 print(f"nmf_hals: iteration {n_iter}, error {self.error:.6g}")
         if math.isnan(kkt):
             kkt = self.kkt_residual()
+            converged = tol > 0.0 and kkt <= tol
         small = self.history[-1] < _GRAM_FROM * self.data.norm**2
         if small or self.data.work != np.float64:  # float32 decreases are good to 1e-7
             self.anchor(exactly=True)

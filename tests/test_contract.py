@@ -937,3 +937,51 @@ def test_an_array_that_could_lie_on_a_gpu_but_does_not():
             return np.array([3.0, 1.0], dtype)
 
     np.testing.assert_array_equal(ch.project_cai(Array(), 1.0), [3.0, 0.0])
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_overwriting_a_list_or_a_subclass(axis):
+    x = [[3.0, 1.0, 0.2], [1.0, -2.0, 0.5]]
+    expected = ch.project_cai(np.array(x), 1.5, axis=axis)
+    np.testing.assert_array_equal(ch.project_cai(x, 1.5, axis=axis, overwrite_x=True), expected)
+    given = np.array(x).view(type("Own", (np.ndarray,), {}))
+    got = ch.project_cai(given, 1.5, axis=axis, overwrite_x=True)
+    assert type(got) is np.ndarray
+    np.testing.assert_array_equal(got, expected)
+    assert type(ch.project_bilevel(given, 1.5, overwrite_x=True)) is np.ndarray
+    assert ch.project_bilevel(x, 1.5, overwrite_x=True).shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_results_of_swapped_data_are_native(dtype, axis):
+    x = np.random.default_rng(0).standard_normal((5, 12)).astype(dtype)
+    swapped = x.astype(x.dtype.newbyteorder())
+    got = ch.project_cai(swapped, 1.5, axis=axis)
+    assert got.dtype == x.dtype
+    assert got.dtype.isnative
+    out = np.empty_like(x)
+    assert ch.project_cai(swapped, 1.5, axis=axis, out=out) is out
+    np.testing.assert_array_equal(out, got)
+
+
+def test_a_number_where_x_belongs():
+    y = np.arange(5.0)
+    calls = [
+        lambda: ch.project_cai(2.0, y),
+        lambda: ch.project_hoyer(0.5, y),
+        lambda: ch.project_l1_ball(2.0, y),
+        lambda: ch.level_for_nnz(2, y),
+        lambda: ch.hoyer_score(2.0),
+    ]
+    for call in calls:
+        with pytest.raises(np.exceptions.AxisError, match="x must have at least one dimension"):
+            call()
+    assert ch.hoyer_score(2.0, axis=None) == 1.0
+
+
+def test_integers_beyond_64_bits_are_large():
+    assert ch.level_for_nnz(np.arange(5.0), 10**30) == 5.0
+    assert ch.level_for_groups(np.eye(3), 10**30) == 3.0
+    with pytest.raises((TypeError, ValueError), match="nnz must be"):
+        ch.level_for_nnz(np.arange(5.0), -(10**30))

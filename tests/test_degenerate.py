@@ -577,8 +577,9 @@ def test_the_norm_of_tiny_entries_in_a_huge_ball(scale, n):
 def test_what_no_scale_can_hold_is_reported():
     """The threshold lies among entries whose squares underflow beside the smallest entry's."""
     y = -(0.5 ** np.arange(9000))
-    with pytest.warns(ch.ConvergenceWarning):
+    with pytest.warns(ch.ConvergenceWarning) as caught:
         ch.project_hoyer(y, 0.5, nonneg=True)
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("seed", [569, 1182, 1696, 1729, 2063])

@@ -140,8 +140,10 @@ def test_the_cap_is_reported(monkeypatch):
     assert info.converged
     assert 1 < info.passes < 30
     monkeypatch.setattr(bilevel, "_MOST_ROUNDS", 1)
-    with pytest.warns(ch.ConvergenceWarning, match="1 of 1 projections stopped at the cap"):
+    message = "1 of 1 projections stopped at the cap"
+    with pytest.warns(ch.ConvergenceWarning, match=message) as caught:
         x, info = ch.project_l1inf_ball(y, 5.0, full_output=True)
+    assert caught[0].filename == __file__
     assert not info.converged
     assert np.abs(x).max(axis=0).sum() <= np.abs(y).max(axis=0).sum()
 

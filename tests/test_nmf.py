@@ -516,3 +516,191 @@ def test_the_dictionary_is_always_checked():
         nmf_hals(np.ones((2, 3)), 1, init=(None, [[np.nan] * 3]), check_finite=False)
     with pytest.raises(ValueError, match=r"H0 of init must fit in float32, got an entry 1e\+300"):
         nmf_hals(np.ones((2, 3), np.float32), 1, init=(None, [[1e300] * 3]))
+
+
+# ---------------------------------------------------------------------------
+# what a change could break unseen
+
+
+def test_a_random_start_has_the_mean_of_the_data():
+    x = 3.0 * noisy(300, 200)
+    got = run(x, 6, init="random", max_iter=0)
+    assert (got.W @ got.H).mean() == pytest.approx(x.mean(), rel=0.1)
+
+
+def test_the_start_is_that_of_the_singular_vectors():
+    x = noisy()
+    got = run(x, 4, max_iter=0)
+    u, s, v = np.linalg.svd(x)
+    for k in range(4):
+        pairs = [(np.maximum(f * u[:, k], 0), np.maximum(f * v[k], 0)) for f in (1, -1)]
+        left, right = max(pairs, key=lambda p: np.linalg.norm(p[0]) * np.linalg.norm(p[1]))
+        expected = s[k] * np.outer(left, right)
+        np.testing.assert_allclose(np.outer(got.W[:, k], got.H[k]), expected, atol=1e-4 * s[k])
+        assert np.linalg.norm(got.W[:, k]) == pytest.approx(np.linalg.norm(got.H[k]))
+
+
+def test_components_beyond_the_rank_are_random():
+    got = run(np.outer(np.arange(1.0, 7), np.arange(1.0, 5)), 3, max_iter=0)
+    assert got.W[:, 2].any()
+    assert got.H[2].any()
+
+
+@pytest.mark.parametrize("levels", [{}, {"level_w": 30.0, "level_h": 20.0}])
+def test_a_large_epsilon_leaves_one_sweep(levels):
+    x = noisy(300, 200)
+    one = run(x, 4, accelerated=False, max_iter=5, **levels)
+    got = run(x, 4, epsilon=1.0, alpha=5.0, max_iter=5, **levels)
+    np.testing.assert_array_equal(got.W, one.W)
+    np.testing.assert_array_equal(got.H, one.H)
+
+
+def test_loose_levels_change_nothing():
+    free = run(noisy(), 4, alpha=3.0)
+    loose = run(noisy(), 4, alpha=3.0, level_w=60.0, level_h=40.0)
+    np.testing.assert_allclose(loose.W, free.W, atol=1e-9)
+
+
+def test_each_component_has_its_own_level():
+    level = np.array([5.0, 10.0, 20.0, 30.0])
+    x = noisy(80, 50, 4)
+    for name, axis in (("level_w", 0), ("level_h", 1)):
+        got = run(x, 4, max_iter=40, **{name: level})
+        scores = ch.hoyer_score(got.W if axis == 0 else got.H, axis=axis)
+        np.testing.assert_allclose(scores, level, rtol=1e-9)
+
+
+def test_convergence_with_levels():
+    assert nmf_hals(noisy(), 3, level_h=8.0, tol=1e-6, max_iter=3000).converged
+
+
+def test_levels_where_a_row_of_the_dictionary_is_zero():
+    w, h = factors(60, 40, 4)
+    h[2] = 0
+    level = [5.0, 9.0, 9.0, 20.0]
+    got = run(noisy(), 4, init=(w, h), update_h=False, level_w=level)
+    assert not got.W[:, 2].any()
+    assert np.all(ch.hoyer_score(got.W, axis=0) <= np.array(level) * (1 + 1e-12))
+
+
+def test_a_reseeded_component_keeps_its_level():
+    w, h = factors(60, 40, 4)
+    w[:, 1] = 0
+    h[1] = 0
+    got = run(noisy(), 4, init=(w, h), level_h=5.0, max_iter=1)
+    assert got.reseeded == 1
+    assert np.all(ch.hoyer_score(got.H) <= 5.0 * (1 + 1e-12))
+
+
+def test_a_dead_component_starts_from_the_longest_row_of_the_residual():
+    x = noisy(20, 40)
+    w, h = factors(20, 40, 4)
+    w[:, 1] = 0
+    h[1] = 0
+    got = run(x, 4, init=(w, h), max_iter=1)
+    gap = np.maximum(x - got.W @ got.H, 0)
+    longest = gap[np.linalg.norm(gap, axis=1).argmax()]
+    assert not got.W[:, 1].any()
+    np.testing.assert_allclose(
+        got.H[1] / np.linalg.norm(got.H[1]), longest / np.linalg.norm(longest), atol=1e-12
+    )
+
+
+def test_nothing_is_reseeded_where_no_residual_is_left():
+    w, h = factors(50, 40, 3)
+    start = np.c_[w, np.zeros(50)], np.r_[h, np.zeros((1, 40))]
+    got = run(w @ h, 4, init=start, max_iter=3)
+    assert got.reseeded == 0
+    assert got.error <= 1e-13 * np.linalg.norm(w @ h)
+
+
+def test_a_sparse_matrix_is_left_alone_when_it_is_scaled():
+    x = scipy.sparse.csr_array(planted()) * 2.0**-600
+    before = x.data.copy()
+    run(x, 2, max_iter=1)
+    np.testing.assert_array_equal(x.data, before)
+
+
+def test_a_start_in_fortran_order():
+    x = planted()
+    w, h = factors(60, 40, 4)
+    got = run(x, 4, init=(w, np.asfortranarray(h)))
+    np.testing.assert_array_equal(got.H, run(x, 4, init=(w, h)).H)
+    assert got.H.flags.c_contiguous
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_one_entry_that_is_not_finite(bad):
+    x = noisy()
+    x[3, 4] = bad
+    with pytest.raises(ValueError, match="x must not contain NaN or inf"):
+        nmf_hals(x, 2)
+
+
+def test_it_stops_where_it_has_converged():
+    got = nmf_hals(planted(40, 30, 3), 3, tol=1e-6, max_iter=5000)
+    assert got.converged
+    assert got.n_iter < 5000
+    assert got.message.startswith("KKT residual at most tol")
+
+
+def test_a_factor_too_large_for_float16():
+    rng = np.random.default_rng(0)
+    w, h = (rng.integers(1, 8, shape) / 8 for shape in ((6, 2), (2, 5)))
+    x = np.ldexp(w @ h, 15).astype(np.float16)
+    got = run(x, 2, init=(w / 4, h * 2.0**17), max_iter=0)
+    np.testing.assert_array_equal(got.W.astype(float) @ got.H.astype(float), x.astype(float))
+
+
+def test_a_dictionary_that_would_come_back_as_another_one():
+    x, (_, h) = noisy(), factors(60, 40, 4)
+    h[2] *= 1e-60
+    with pytest.raises(ValueError, match="H0 of init must fit in float32, got a row 2"):
+        nmf_hals(x.astype(np.float32), 4, init=(None, h), update_h=False)
+    with pytest.raises(ValueError, match="H0 of init must fit in float16, got a row 0"):
+        nmf_hals(x.astype(np.float16), 4, init=(None, h * 1e6), update_h=False)
+    run(x, 4, init=(None, h), update_h=False, max_iter=1)
+
+
+def test_the_flag_agrees_with_the_residual_where_the_callback_stops():
+    w, h = factors(60, 40, 1)
+    got = nmf_hals(w @ h, 1, init=(None, h), update_h=False, callback=lambda i, state: True)
+    assert got.kkt_residual <= 1e-4
+    assert got.converged
+    assert got.message == "stopped by the callback"
+
+
+def test_small_integers_that_add_up():
+    where = np.zeros(2, int), np.zeros(2, int)
+    x = scipy.sparse.coo_array((np.array([100, 100], np.int8), where), shape=(3, 3))
+    assert (nmf_hals(x, 1).W @ nmf_hals(x, 1).H)[0, 0] == pytest.approx(200.0)
+
+
+def test_the_history_is_right_while_the_error_shrinks():
+    x, exact, seen = planted(40, 30, 3), [], []
+
+    def look(iteration, state):
+        exact.append(np.linalg.norm(x - state.W @ state.H))
+        seen.append(state.error)
+
+    got = run(x, 3, callback=look, max_iter=60)
+    assert got.error < 1e-9 * np.linalg.norm(x)
+    for errors in (seen, got.error_history[1:]):
+        np.testing.assert_allclose(errors, exact, rtol=1e-3, atol=1e-14 * np.linalg.norm(x))
+
+
+def test_the_kkt_residual_is_right_after_balancing():
+    rng = np.random.default_rng(0)
+    h0 = np.zeros((2, 9))
+    h0[0, :4], h0[1, 4:8] = rng.random(4) + 0.1, rng.random(4) + 0.1
+    x = rng.random((20, 2)) @ h0
+    h0[1, 4:8] *= 2.0**-500
+    h0[1, 8] = 1.0
+    got = run(x, 2, init=(rng.random((20, 2)), h0), max_iter=1)
+    gap, total = x - got.W @ got.H, 0.0
+    for w, h in zip(got.W.T, got.H, strict=True):
+        step = np.maximum(w + gap @ h / (h @ h), 0) - w
+        total += step @ step * (h @ h)
+        step = np.maximum(h + w @ gap / (w @ w), 0) - h
+        total += step @ step * (w @ w)
+    assert got.kkt_residual == pytest.approx(np.sqrt(total) / np.linalg.norm(x), rel=1e-6)

@@ -962,3 +962,63 @@ def test_a_mask_that_is_given_later_is_checked():
     group["mask"] = None
     optimizer.step([np.ones(50)])
     assert p[0] < 0.0
+
+
+def test_parameters_that_share_one_entry():
+    memory = np.ones(9)
+    with pytest.raises(ValueError, match="parameter 1 shares memory with parameter 0"):
+        SparseAdamW([memory[:5], memory[4:]])
+    SparseAdamW([memory[:5], memory[5:]])
+
+
+def test_a_mask_is_copied():
+    w, mask = np.ones((2, 3)), np.eye(2, 3, dtype=bool)
+    o = SparseAdamW([w], mask=[mask])
+    mask[:] = True
+    o.step([np.ones((2, 3))])
+    np.testing.assert_array_equal(w != 0, np.eye(2, 3))
+
+
+def test_a_loaded_state_in_fortran_order():
+    w, v = (np.arange(12.0).reshape(3, 4) for _ in range(2))
+    g = np.arange(12.0)[::-1].reshape(3, 4)
+    o, peer = (SparseAdamW([p], lr=0.1, l1=0.5, groups=(1, 2), reweight_every=2) for p in (w, v))
+    for _ in range(2):
+        o.step([g])
+        peer.step([g])
+    saved = peer.state_dict()
+    state = saved["state"][0]
+    for name in ("exp_avg", "exp_avg_sq", "gamma"):
+        state[name] = np.asfortranarray(state[name])
+    peer.load_state_dict(saved)
+    for _ in range(3):
+        o.step([g])
+        peer.step([g])
+    np.testing.assert_array_equal(v, w)
+    for name in ("exp_avg", "exp_avg_sq", "gamma"):
+        np.testing.assert_array_equal(*(e.state_dict()["state"][0][name] for e in (o, peer)))
+
+
+def test_a_saved_state_numbers_the_parameters_and_is_copied_by_load():
+    o = SparseAdamW([{"params": [np.ones(2)]}, {"params": [np.ones(3), np.ones(4)]}])
+    grads = [np.ones(2), np.ones(3), np.ones(4)]
+    o.step(grads)
+    saved = o.state_dict()
+    assert [group["params"] for group in saved["param_groups"]] == [[0], [1, 2]]
+    before = saved["state"][0]["exp_avg"].copy()
+    o.load_state_dict(saved)
+    o.step(grads)
+    np.testing.assert_array_equal(saved["state"][0]["exp_avg"], before)
+
+
+def test_a_constraint_returns_real_numbers():
+    w = np.ones((2, 2))
+    with pytest.raises(ValueError, match="constraint must return a real array"):
+        SparseAdamW([w], constraint=lambda z: z + 1j).step([w.copy()])
+
+
+def test_names_are_saved():
+    saved = SparseAdamW({"w": np.ones(2), "b": np.ones(1)}).state_dict()
+    assert saved["param_groups"][0]["param_names"] == ["w", "b"]
+    with pytest.raises(ValueError, match=r"parameters \['w', 'b'\]"):
+        SparseAdamW({"b": np.ones(2), "w": np.ones(1)}).load_state_dict(saved)

@@ -237,8 +237,8 @@ class Data:
         array = self.home.upload(np.ascontiguousarray(values))
         return Matrix(array, self.home.view(array))
 
-    def factor(self, value, name, shape):
-        """A copy of a given factor."""
+    def factor(self, value, name, shape, stays=False):
+        """A copy of a given factor; one that `stays` may lose digits when it is delivered."""
         if not _dispatch.on_device(value):
             return self._uploaded(_factor(value, name, shape, self.work))
         return self._scaled(self._given(value, name, shape), 0)
