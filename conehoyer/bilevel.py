@@ -441,8 +441,8 @@ def project_l1inf_ball(
     Newton's method on θ and the u_g together ends after finitely many rounds, mostly fewer
     than 10, of one or two passes over the groups not yet dropped.  Memory: groups other than
     rows (columns in Fortran order) are gathered once.  The bounds add up to the radius, however
-    small it is; each is good to the rounding of its group's sum and of the radius.  A matrix in the ball is returned
-    bit for bit.  The result has the same bits for any number of workers.
+    small it is; each is good to the rounding of its group's sum and of the radius.  A matrix in
+    the ball is returned bit for bit.  The result has the same bits for any number of workers.
 
     For an x on a GPU, the result and the report's arrays lie there too, and labels must.  The
     call waits for the GPU if `check_finite` is true, or to learn the largest label.

@@ -147,7 +147,7 @@ def project_gsp(
     With β_i = 1/(√n_i − 1) there is one multiplier μ >= 0 for which z_i is along
     ``max(|x_i| − μβ_i, 0)``; where that is zero, z_i keeps the largest entry alone.  μ is
     found by Newton's method on the supports, whose steps never pass it, with bisection as
-    a fallback.  Usually 5 to 12 evaluations, the later ones on the entries that are left:
+    a fallback.  Usually 3 to 10 evaluations, the later ones on the entries that are left:
     linear in the number of all entries; at most 400 evaluations on any input.
 
     The objective is linear in z: this is *not* the Euclidean projection onto the vectors

@@ -194,7 +194,8 @@ def nmf_hals(
 
     An iteration costs ``4·nnz·rank + 2·(m + n)·rank²`` operations for the products and
     ``2·(m + n)·rank²`` for each sweep.  The sweeps stop block by block (64 rows of W or
-    columns of H); with levels, for the whole factor.
+    columns of H); with levels, for the whole factor.  Fewer nonzeros make the products
+    cheaper, so that sparse containers are swept less often than the same x as an array.
 
     On a GPU the matrix products are those of the array's own library, with its settings
     (for Numba's arrays, of this package).  The host waits for the GPU once an iteration,
