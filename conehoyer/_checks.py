@@ -425,11 +425,20 @@ def real_in(value, name, low=0.0, high=math.inf, what="finite and >= 0") -> floa
     return number
 
 
-def integers(value, name) -> np.ndarray:
-    """Integers of the host, as an array; a larger one than an array can hold as the largest."""
+def counts(value, name) -> np.ndarray:
+    """Integers of the host, as an array: how many are wanted, so that all large ones are alike."""
     if on_device(value):
         raise TypeError(f"{name} lies on a GPU: it must be integers of the host")
-    array = as_array(min(value, MOST) if type(value) is int else value, name)
+    if type(value) is int:
+        if value < 1:
+            raise ValueError(f"{name} must be >= 1, got {value}")
+        value = min(value, MOST)
+    return integers(value, name)
+
+
+def integers(value, name) -> np.ndarray:
+    """Integers, as an array."""
+    array = as_array(value, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {told(value, array)}")
     return array

@@ -218,14 +218,14 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
     The unit is 1 unless sums over- or underflow.  NaN or infinite where z is not finite.
     """
     result, unit = np.empty(groups.number, dtype_of_norms(z, groups, inner)), 1.0
-    while True:
+    for scaled in (False, True):
         if workers == 1 or z.nbytes < PARALLEL_FROM:
             places = kernels.norms_at(inner, z.dtype, result.dtype)
             top = kernels.all_norms(places, z, unit, *groups.layout, inner, result, 1, NOBODY)
         else:
             top = _norms(z, unit, groups, inner, workers, result)
         safe = math.isfinite(top) if inner == kernels.L1 else kernels.in_range(top, z)
-        if inner == kernels.LINF or unit != 1.0 or safe:
+        if inner == kernels.LINF or scaled or safe:
             break
         # The sums over- or underflow, or there is nothing but zeros, or NaN.
         largest = passes.largest(z.reshape(-1), True)

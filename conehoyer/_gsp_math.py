@@ -176,8 +176,8 @@ def with_bound(st, left):
 
 
 @register_jitable
-def in_smaller_unit(st, shift):
-    """The state with μ counted in a unit that is 2^shift times smaller."""
+def in_unit(st, shift):
+    """The state with μ counted in another unit: smaller by 2^shift."""
     return Search(
         st.status, math.ldexp(st.mu, shift), math.ldexp(st.mu_low, shift),
         math.ldexp(st.lo, shift), math.ldexp(st.lo_low, shift),
@@ -360,7 +360,7 @@ def steps(own, add, add_exactly, largest, some_jump):
             delta, on_jump = step(room, v, goal, a, b)
             if st.mu > 0.0 or not delta < math.ldexp(1.0, -FAR) or st.unit < -2 * FAR:
                 break
-            st = in_smaller_unit(st, FAR)  # the large vectors do not matter yet
+            st = in_unit(st, FAR)  # the large vectors do not matter yet
             b = st.hi
         if left and math.isnan(delta):
             delta = 0.0  # the goal was met but for rounding
@@ -398,7 +398,7 @@ def steps(own, add, add_exactly, largest, some_jump):
             # μ cannot be had any finer.
             return finish(st, m.SOFT if good else m.CAPPED, 0.0, verdict.mean)
         if not math.ldexp(1.0, -FAR) < to.mu < math.ldexp(1.0, FAR):
-            to = in_smaller_unit(to, FAR if to.mu < 1.0 else -FAR)
+            to = in_unit(to, FAR if to.mu < 1.0 else -FAR)
         for i in range(first, v.size.size, stride):
             v.filled[i] = to.on_jump and v.jump[i] == delta
             set_threshold(v, i, to.mu, to.mu_low, to.unit)

@@ -692,7 +692,7 @@ NEAR_RADIUS = 2.0**-30  # of the radius: bounds that miss it by more have too fe
 
 @register_jitable
 def l1inf_before(u, nu, last):
-    """A bound further left by the θ, `last`, at which the last of all bounds vanishes: νu there."""
+    """The bound after θ has moved on by `last`, the largest νu: 0 for the group that has it."""
     return 0.0 if nu * u == last else u - last / nu
 
 

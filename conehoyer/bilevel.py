@@ -492,7 +492,7 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
     values, starts, _ = _groups.gathered(z, parts)
     totals, counts, excess, tops = np.empty((4, count))
     gaps = np.empty((count, 2))
-    unit = 1.0
+    unit, own = 1.0, tops
     while True:
         start = partial(
             kernels_l1inf.start, values, starts, totals, bounds, counts, excess, gaps, tops
@@ -513,12 +513,13 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
             unit = math.ldexp(1.0, min(-exponent, 1000))
         else:
             break
+        own = tops.copy()  # small ones may vanish in the unit
         values = values * unit
         radius *= unit
     if tops.sum() <= radius * (1.0 + slack):
         info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0
         out[...] = z
-        bounds[:] = tops / unit
+        bounds[:] = own
         return
     theta, rounds, status = 0.0, 0, m.CAPPED
     moved = np.empty(count, bool)
@@ -592,7 +593,7 @@ def level_for_groups(
     >>> info.kept.shape, info.kept.sum()
     ((8, 8), np.int64(5))
     """
-    wanted = _checks.integers(n_groups, "n_groups")
+    wanted = _checks.counts(n_groups, "n_groups")
     if _dispatch.on_device(x):
         from ._cuda import bilevel as on_gpu
 

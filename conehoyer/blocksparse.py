@@ -897,9 +897,10 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from scipy import sparse
     >>> from conehoyer.blocksparse import from_scipy
-    >>> from_scipy(sparse.eye_array(6, format="csr"), (3, 2))
+    >>> from_scipy(sparse.csr_array(np.eye(6)), (3, 2))
     <BlockSparse: 6 x 6, float64, 4 of 6 blocks of (3, 2)>
     """
     from scipy import sparse

@@ -68,7 +68,7 @@ def level_for_nnz(
     (np.float64(1.8), np.int64(2))
     """
     s = _checks.slices(x, axis)
-    wanted = _checks.integers(nnz, "nnz")
+    wanted = _checks.counts(nnz, "nnz")
     if s.home is not None:
         from ._cuda import levels as on_gpu
 

@@ -389,10 +389,11 @@ def _factor(value, name, shape, dtype):
 
 
 def _check_dictionary(h, dtype):
-    """Raise where a dictionary, as it will come back in this dtype, is another one."""
+    """Raise where a row of a dictionary comes back as another one: it does not fit in the dtype."""
     with np.errstate(over="ignore", under="ignore"):
         rounded = h.astype(dtype).astype(np.float64)
-    bad = ~np.isfinite(rounded).all(axis=1) | (h.any(axis=1) & ~rounded.any(axis=1))
+    lost = np.abs(rounded - h).max(axis=1, initial=0)
+    bad = lost > _checks.MACHINE_EPSILON.get(dtype.name, 2.0**-20) * h.max(axis=1, initial=0)
     if bad.any():
         row = int(bad.argmax())
         raise ValueError(

@@ -656,3 +656,22 @@ def test_groups_whose_norm_is_beyond_all_floats(inner, exponent):
     result, info = ch.project_bilevel(np.ldexp(y, exponent), 1.9, inner=inner, full_output=True)
     np.testing.assert_allclose(np.ldexp(result, -exponent), expected, rtol=1e-14)
     np.testing.assert_array_equal(info.kept, [True, True])
+
+
+@pytest.mark.parametrize("inner", ["l2", "l1"])
+def test_every_power_of_two(inner):
+    """Each is a unit that norms may be taken in, or may not."""
+    y = np.random.default_rng(0).standard_normal((6, 5))
+    expected = ch.project_bilevel(y, 3.0, inner=inner)
+    for exponent in range(-1010, 1010):
+        x = ch.project_bilevel(np.ldexp(y, exponent), 3.0, inner=inner)
+        np.testing.assert_allclose(np.ldexp(x, -exponent), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("inner", ["l2", "l1"])
+def test_a_small_radius_beside_large_data(inner):
+    y = np.random.default_rng(0).standard_normal((6, 5))
+    x, info = ch.project_bilevel(1e200 * y, radius=1e-90, inner=inner, full_output=True)
+    norms = np.linalg.norm(np.ldexp(x, 300), 2 if inner == "l2" else 1, axis=0)
+    assert np.ldexp(norms.sum(), -300) == pytest.approx(1e-90, rel=1e-12)
+    assert info.level == pytest.approx(1e-90, rel=1e-12)

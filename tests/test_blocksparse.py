@@ -303,7 +303,7 @@ def test_scipy():
     np.testing.assert_array_equal(from_scipy(twice).to_dense(), [[1, 1, 2, 2]])
     assert twice.data.shape == (3, 1, 2)  # left as it was
     with pytest.raises(TypeError, match="w must be dense: from_scipy takes"):
-        compress(sp.eye_array(4), (2, 2))
+        compress(sp.csr_array(np.eye(4)), (2, 2))
     bs = compress(np.eye(4), (2, 2))
     with pytest.raises(TypeError, match="x must be dense, got a BlockSparse"):
         bs @ bs

@@ -278,3 +278,18 @@ def test_sums_that_overflow():
     expected = ch.project_l1inf_ball(np.ldexp(y, -100), np.ldexp(1e308, -100), groups="rows")
     assert info.converged
     np.testing.assert_allclose(np.ldexp(x, -100), expected, rtol=1e-13)
+
+
+def test_bounds_that_add_up_beyond_the_largest_float():
+    y = np.full((1000, 1), 1e306)
+    x, info = ch.project_l1inf_ball(y, 1e308, groups="rows", full_output=True)
+    assert info.converged
+    np.testing.assert_allclose(x, 1e305, rtol=1e-12)
+
+
+def test_small_groups_of_what_fits_are_reported():
+    y = np.full((2, 40), 1.7e308)
+    y[1] = 1.23e-300
+    x, info = ch.project_l1inf_ball(y, 1.75e308, groups="rows", full_output=True)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(info.radii, [1.7e308, 1.23e-300])

@@ -659,7 +659,10 @@ def test_a_dictionary_that_would_come_back_as_another_one():
         nmf_hals(x.astype(np.float32), 4, init=(None, h), update_h=False)
     with pytest.raises(ValueError, match="H0 of init must fit in float16, got a row 0"):
         nmf_hals(x.astype(np.float16), 4, init=(None, h * 1e6), update_h=False)
+    with pytest.raises(ValueError, match="H0 of init must fit in float16, got a row 0"):
+        nmf_hals(x.astype(np.float16), 4, init=(None, h * 1e-7), update_h=False)
     run(x, 4, init=(None, h), update_h=False, max_iter=1)
+    run(x.astype(np.float16), 4, init=(None, factors(60, 40, 4)[1]), update_h=False, max_iter=1)
 
 
 def test_the_flag_agrees_with_the_residual_where_the_callback_stops():

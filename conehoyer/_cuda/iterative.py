@@ -105,6 +105,7 @@ def _search(absolute, level, tol, z, room, told, grid, parts):
         if t == 0:
             engine.remember(told, m.advance(m.CAI, level, 0.0, engine.recall(told), nu, s, q))
         cuda.syncthreads()
+    cuda.syncthreads()  # all have seen that the search is over
     if t == 0:
         if told[0] == m.TIED:
             told[1], told[2] = math.ldexp(top, shift), 0.0

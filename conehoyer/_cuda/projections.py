@@ -164,7 +164,7 @@ def check(home, z, levels, name, flags):
     """Raise where an entry is not finite, or a parameter on the GPU out of range."""
     threads = threads_for(z.size, 8)
     launch(engine.count_bad, home, min(-(-z.size // threads), 1024), threads, z, flags)
-    if levels.values is not None:
+    if levels.values is not None and math.isfinite(levels.low):
         values = levels.values
         launch_each(count_outside, home, values.size, levels.low, levels.high, values, flags)
     complain(home, flags, len(z), levels, name)
