@@ -231,8 +231,8 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
         largest = passes.largest(z.reshape(-1), True)
         if not 0.0 < largest < math.inf or not passes.all_finite(z.reshape(-1)):
             break
-        most, least = (1000, 450) if z.itemsize == 8 else (100, 0)
-        unit = math.ldexp(1.0, min(least - math.frexp(largest)[1], most))
+        most = 1000 if z.itemsize == 8 else 100
+        unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
         if inner == kernels.L1:
             unit = UNIT_OF_SUMS
     return result, unit
