@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from . import _checks, _dispatch
+from . import _math as m
 from ._cpu import groups as kernels
 from ._cpu import passes
 from ._threads import NOBODY, run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
-UNIT_OF_SUMS = 2.0**-64  # in which no sum of magnitudes overflows
+UNIT_OF_SUMS = 2.0**m.SUMS_EXPONENT
 _SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
 _LONG = 4096  # entries of the rows that short ones are joined to
 _SHORT = 256  # bytes of a group below which rows as groups are joined, too

@@ -687,6 +687,7 @@ def l1inf_tangent(u, nu, s, theta):
     return u + (s - theta) / nu
 
 
+SUMS_EXPONENT = -64  # of a unit in which no sum of magnitudes overflows
 NEAR_RADIUS = 2.0**-30  # of the radius: bounds that miss it by more have too few digits
 
 

@@ -165,7 +165,8 @@ def nmf_hals(
         If `x` is not a matrix, has a negative entry, or holds NaN or inf and
         `check_finite` is true; if `rank`, `max_iter`, `tol`, `alpha`, `epsilon` or a
         level is out of range; if `init` is an unknown name, or its factors have the
-        wrong shape, a negative or a non-finite entry; if ``update_h=False`` comes
+        wrong shape, a negative or a non-finite entry, or do not fit in the dtype (rows of a
+        dictionary that would vanish are noticed on the CPU); if ``update_h=False`` comes
         without H or with `level_h`; if `rng` or `workers` is out of range.
     TypeError
         If `x`, W0 or H0 is complex, of another non-real dtype, or masked, or `init` is

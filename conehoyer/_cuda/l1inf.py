@@ -126,7 +126,7 @@ def settle(values, starts, radius, slack, most, lanes, state, radii, row, room, 
     if bad > 0.0 or abs(shift) <= (100 if narrow else 900):
         shift = 0
     elif shift < 0 and not narrow:
-        shift = -64  # enough for any sum; and the radius keeps its digits
+        shift = m.SUMS_EXPONENT  # no more than sums ask for: the radius keeps its digits
     f, g = engine.factors(real, shift)
     if shift != 0:  # sums may have overflowed, or have lost bits
         radius, width = math.ldexp(radius, shift), 0.0
