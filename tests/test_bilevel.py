@@ -675,3 +675,14 @@ def test_a_small_radius_beside_large_data(inner):
     norms = np.linalg.norm(np.ldexp(x, 300), 2 if inner == "l2" else 1, axis=0)
     assert np.ldexp(norms.sum(), -300) == pytest.approx(1e-90, rel=1e-12)
     assert info.level == pytest.approx(1e-90, rel=1e-12)
+
+
+@pytest.mark.parametrize("given", [{"level": 2.0}, {"radius": 1e308}])
+def test_l1_norms_beyond_the_largest_float(given):
+    y = 1.5e308 * np.random.default_rng(1).random((9, 4))
+    x = ch.project_bilevel(y, inner="l1", **given)
+    near = {
+        name: np.ldexp(value, -100) if name == "radius" else value for name, value in given.items()
+    }
+    expected = ch.project_bilevel(np.ldexp(y, -100), inner="l1", **near)
+    np.testing.assert_allclose(np.ldexp(x, -100), expected, rtol=1e-12)
