@@ -317,35 +317,64 @@ def band_plain(z, absolute, anchor, lo, hi, buffer):
 
 
 @helper
+def _four(z, i, signs):
+    """Four registers of z, without signs."""
+    inlined()
+    width = simd.lanes(z)
+    a0 = simd.without(simd.load(z, i), signs)
+    a1 = simd.without(simd.load(z, i + width), signs)
+    a2 = simd.without(simd.load(z, i + 2 * width), signs)
+    a3 = simd.without(simd.load(z, i + 3 * width), signs)
+    return a0, a1, a2, a3
+
+
+@helper
+def _store(a, inside, buffer, stored):
+    """Store the lanes inside; where the next go."""
+    inlined()
+    simd.compress(a, inside, buffer, stored)
+    return stored + simd.count(inside)
+
+
+@helper
+def _store_two(a0, a1, in0, in1, buffer, stored):
+    """`_store` of two registers, of which usually no lane is taken twice: both at once then."""
+    inlined()
+    if simd.any_lane(simd.both(in0, in1)):
+        return _store(a1, in1, buffer, _store(a0, in0, buffer, stored))
+    return _store(simd.where(in0, a0, a1), simd.either(in0, in1), buffer, stored)
+
+
+@helper
 def _band_blocks(z, absolute, anchor, lo, hi, buffer):
-    """`band_plain` on pairs of registers."""
+    """`band_plain` on fours of registers, all of z; they are loaded early, see `collect_blocks`."""
     vlo, vhi, vanchor = simd.splat(lo), simd.splat(hi), simd.splat(anchor)
     zero = simd.splat(lo - lo)
     signs, width = simd.signs(zero, absolute), simd.lanes(z)
-    length = 2 * RUN * width
+    length, last = 2 * RUN * width, z.size - 4 * width
     nu, s, q, stored = 0, simd.widen_sum(zero), simd.widen_sum(zero), 0
+    following = _four(z, 0, signs)
     for begin in range(0, z.size, length):
-        part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
-        for i in range(0, part.size, 2 * width):
-            a0 = simd.without(simd.load(part, i), signs)
-            a1 = simd.without(simd.load(part, i + width), signs)
+        for i in range(begin, min(begin + length, z.size), 4 * width):
+            a0, a1, a2, a3 = following
+            following = _four(z, min(i + 4 * width, last), signs)
             high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
-            low0, low1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
+            high2, high3 = simd.above(a2, vhi), simd.above(a3, vhi)
             s0, q0 = add_inside(high0, simd.sub(a0, vanchor), s0, q0)
             s1, q1 = add_inside(high1, simd.sub(a1, vanchor), s1, q1)
+            s0, q0 = add_inside(high2, simd.sub(a2, vanchor), s0, q0)
+            s1, q1 = add_inside(high3, simd.sub(a3, vanchor), s1, q1)
             nu += simd.count(high0)
             nu += simd.count(high1)
-            in0, in1 = simd.differ(low0, high0), simd.differ(low1, high1)
-            if simd.any_lane(simd.both(in0, in1)):
-                simd.compress(a0, in0, buffer, stored)
-                stored += simd.count(in0)
-                simd.compress(a1, in1, buffer, stored)
-                stored += simd.count(in1)
-            else:  # usually no lane is taken twice: compress both registers at once
-                inside = simd.either(in0, in1)
-                simd.compress(simd.where(in0, a0, a1), inside, buffer, stored)
-                stored += simd.count(inside)
+            nu += simd.count(high2)
+            nu += simd.count(high3)
+            in0 = simd.differ(simd.not_below(a0, vlo), high0)
+            in1 = simd.differ(simd.not_below(a1, vlo), high1)
+            in2 = simd.differ(simd.not_below(a2, vlo), high2)
+            in3 = simd.differ(simd.not_below(a3, vlo), high3)
+            stored = _store_two(a0, a1, in0, in1, buffer, stored)
+            stored = _store_two(a2, a3, in2, in3, buffer, stored)
         s = simd.add(s, simd.widen_sum(simd.add(s0, s1)))
         q = simd.add(q, simd.widen_sum(simd.add(q0, q1)))
     return float(nu), simd.total(s), simd.total(q), stored
@@ -513,18 +542,31 @@ def _pick(z, high, inside, places, buffer):
 
 @helper
 def collect_blocks(z, absolute, lo, buffer):
-    """The stored part of `band_plain` for hi = inf, on pairs of registers; all of z is those."""
+    """The stored part of `band_plain` for hi = inf, on pairs of registers; all of z is those.
+
+    Where an entry is stored depends on what was read before.  At times a processor (Zen 5) lets no
+    load pass a store whose place it does not know yet, and stays like that for thousands of calls:
+    so what is loaded here is stored eight registers later, which takes a third of the time then.
+    """
     vlo = simd.splat(lo)
     signs, width = simd.signs(vlo, absolute), simd.lanes(z)
-    stored = 0
-    for i in range(0, z.size, 2 * width):
+    whole, stored = 0, 0
+    if simd.NATIVE and z.size >= 4 * width:  # others have too few registers
+        whole = z.size // (4 * width) * (4 * width)
+        last = whole - 4 * width
+        second, third = _four(z, 0, signs), _four(z, min(4 * width, last), signs)
+        for i in range(0, whole, 4 * width):
+            a0, a1, a2, a3 = second
+            second, third = third, _four(z, min(i + 8 * width, last), signs)
+            in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
+            in2, in3 = simd.not_below(a2, vlo), simd.not_below(a3, vlo)
+            stored = _store(a1, in1, buffer, _store(a0, in0, buffer, stored))
+            stored = _store(a3, in3, buffer, _store(a2, in2, buffer, stored))
+    for i in range(whole, z.size, 2 * width):
         a0 = simd.without(simd.load(z, i), signs)
         a1 = simd.without(simd.load(z, i + width), signs)
         in0, in1 = simd.not_below(a0, vlo), simd.not_below(a1, vlo)
-        simd.compress(a0, in0, buffer, stored)
-        stored += simd.count(in0)
-        simd.compress(a1, in1, buffer, stored)
-        stored += simd.count(in1)
+        stored = _store(a1, in1, buffer, _store(a0, in0, buffer, stored))
     return stored
 
 
@@ -590,12 +632,11 @@ if simd.COMPRESS:
     def band(z, absolute, anchor, lo, hi, buffer):
         """`band_plain`, in registers where the machine can compress them."""
         inlined()
-        pair = 2 * simd.lanes(z)
-        whole = z.size // pair * pair
+        whole = z.size // group(z) * group(z)
         nu, s, q, stored = 0.0, 0.0, 0.0, 0
         if hi == math.inf:
             stored = collect_blocks(z[:whole], absolute, lo, buffer)
-        else:
+        elif whole > 0:
             nu, s, q, stored = _blocks(z[:whole], absolute, anchor, lo, hi, buffer)
         return _rest(z[whole:], absolute, anchor, lo, hi, buffer, nu, s, q, stored)
 
@@ -659,11 +700,7 @@ def group(z):
 def _word_above(z, i, signs, lo):
     """A bit for each entry of a group, set where it lies above lo."""
     inlined()
-    width = simd.lanes(z)
-    a0 = simd.without(simd.load(z, i), signs)
-    a1 = simd.without(simd.load(z, i + width), signs)
-    a2 = simd.without(simd.load(z, i + 2 * width), signs)
-    a3 = simd.without(simd.load(z, i + 3 * width), signs)
+    a0, a1, a2, a3 = _four(z, i, signs)
     return simd.word(
         simd.not_below(a0, lo), simd.not_below(a1, lo),
         simd.not_below(a2, lo), simd.not_below(a3, lo),
