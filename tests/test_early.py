@@ -29,7 +29,8 @@ def test_collect_and_write(dtype, absolute, n):
     for lo in dtype([9.0, 3.0, 2.0, 1.0, 0.0, -9.0]):
         room, out = np.full(n + 64, 7, dtype), np.full(n + 2, 7, dtype)
         few = np.empty((2, n // passes.LEAST), np.uint64)
-        found, stored = collect_few(z, absolute, lo, room, few, out[1:-1])
+        ahead = bool(lo > 0.0)
+        found, stored = collect_few(z, absolute, ahead, lo, room, few, out[1:-1])
         a = np.abs(z) if absolute else z
         np.testing.assert_array_equal(room[:stored], a[a > lo])
         np.testing.assert_array_equal(out[1 : whole + 1], np.where(a > lo, z, 0)[:whole])
@@ -53,7 +54,7 @@ def test_no_room(dtype, n):
     above = np.count_nonzero(np.abs(z) > 1.0)
     for size in range(0, above + 200, 50):
         room = np.full(above + 300, 7, dtype)
-        _, stored = collect_few(z, True, dtype(1.0), room[:size], few, out)
+        _, stored = collect_few(z, True, True, dtype(1.0), room[:size], few, out)
         assert stored == (above if stored >= 0 else -1)
         assert stored >= 0 or size < above + 64
         np.testing.assert_array_equal(room[size:], 7)  # nothing beyond

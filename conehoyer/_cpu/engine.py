@@ -482,6 +482,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
     real = z.dtype.type
     place = first * CHUNK
     early = job.action == BAND and job.early and few.size > 0
+    ahead = z.size * z.itemsize >= simd.FETCH_FROM
     most = CHUNK // passes.LEAST  # words of a chunk
     words = first * most
     if early:
@@ -510,7 +511,7 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         elif early:
             nu, s, q = 0.0, 0.0, 0.0
             found, stored = passes.collect_few(
-                chunk, absolute, real(job.lo), held[place : place + HOLD],
+                chunk, absolute, ahead, real(job.lo), held[place : place + HOLD],
                 _words(few, words, most), buffer[begin:end],
             )  # fmt: skip
             part[c, FOUND], part[c, WORDS] = found, words

@@ -708,12 +708,13 @@ def _word_above(z, i, signs, lo):
 
 
 @helper
-def collect_few(z, absolute, lo, buffer, few, out):
+def collect_few(z, absolute, ahead, lo, buffer, few, out):
     """Entries above lo go to `buffer`, and with their signs to `out`, which is zero elsewhere.
 
     Of the last entries, less than a `group`, `out` is left alone.  `few` takes the words that have
-    a bit set, and where their entries begin.  Returns how many words these are, and how many
-    entries were stored, or −1 where the buffer is too short.
+    a bit set, and where their entries begin.  With `ahead` the data are fetched before they
+    are read.  Returns how many words these are, and how many entries were stored, or −1 where the
+    buffer is too short.
     """
     inlined()
     none, one = np.uint64(0), np.uint64(1)
@@ -724,7 +725,7 @@ def collect_few(z, absolute, lo, buffer, few, out):
         end = min(begin + NEAR, whole)
         out[begin:end] = 0.0
         for i in range(begin, end, group(z)):
-            if not simd.STREAMS:  # a mispredicted branch stops what fetches by itself
+            if ahead:  # a mispredicted branch stops what fetches by itself
                 for k in range(0, group(z), simd.LINE // z.itemsize):
                     simd.fetch(z, i + NEAR + k)
             word = _word_above(z, i, signs, vlo)
