@@ -370,18 +370,22 @@ class SparseAdamW(torch.optim.Optimizer):
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
         own = [{name: group[name] for name in _OWN} for group in self.param_groups]
+
+        def complete(optimizer):
+            _take_weights(optimizer)
+            for group, kept in zip(optimizer.param_groups, own, strict=True):
+                group.update(kept)
+
         # Last of the hooks that may change the state, and first of those that see the result.
         hooks = (
             self.register_load_state_dict_pre_hook(_prepared),
-            self.register_load_state_dict_post_hook(_take_weights, prepend=True),
+            self.register_load_state_dict_post_hook(complete, prepend=True),
         )
         try:
             super().load_state_dict(dict(state_dict))
         finally:
             for hook in hooks:
                 hook.remove()
-        for group, kept in zip(self.param_groups, own, strict=True):
-            group.update(kept)
 
 
 class _Held:
@@ -419,19 +423,30 @@ def _prepared(optimizer, state_dict):
             )
         state[key] = saved = dict(saved)
         if "step" in saved:
-            try:
-                saved["step"] = int(saved["step"])  # AdamW's is a tensor
-            except (TypeError, ValueError):
+            saved["step"] = _count(saved["step"], key)
+        for name in ("exp_avg", "exp_avg_sq", "gamma"):
+            held = name in saved and not (name == "gamma" and saved[name] is None)
+            if held and not isinstance(saved[name], torch.Tensor):
                 raise ValueError(
-                    f"state_dict: step of parameter {key} must be an integer, got {saved['step']!r}"
-                ) from None
-            if saved["step"] < 0:
-                raise ValueError(
-                    f"state_dict: step of parameter {key} must be >= 0, got {saved['step']}"
+                    f"state_dict: {name} of parameter {key} must be a tensor, got {saved[name]!r}"
                 )
         if saved.get("gamma") is not None:
             saved["gamma"] = _Held(saved["gamma"])
     return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _count(step, key):
+    """A number of steps, which AdamW keeps as a tensor."""
+    try:
+        count = int(step)
+        whole = bool(count == step)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        whole = False
+    if not whole:
+        raise ValueError(f"state_dict: step of parameter {key} must be an integer, got {step!r}")
+    if count < 0:
+        raise ValueError(f"state_dict: step of parameter {key} must be >= 0, got {count}")
+    return count
 
 
 def _take_weights(optimizer):

@@ -215,7 +215,8 @@ class BlockPattern:
             work = self.indptr + np.arange(self.indptr.size)
             goals = work[-1] * np.arange(1, workers) / workers
             edges = np.searchsorted(work, goals)
-            self._edges[workers] = np.concatenate(([0], edges, [self.indptr.size - 1]))
+            edges = np.concatenate(([0], edges, [self.indptr.size - 1]))
+            self._edges[workers] = np.unique(edges)  # an empty share would pack x all the same
         return self._edges[workers]
 
     def sample(self, q, k, *, scale=1.0, workers=None) -> "BlockSparse":
@@ -265,7 +266,7 @@ class BlockPattern:
         wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
         # Zeros beyond the edges, as far as tiles may reach.
         queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
-        np.multiply(q.T, _scale(scale, dtype), out=queries[:, :m])
+        np.multiply(q.T, _scale(scale, dtype), out=queries[:, :m], dtype=dtype)
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
@@ -1006,7 +1007,7 @@ def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSpar
             and indptr.shape == (rows + 1,)
             and indptr[0] == 0
             and indptr[-1] == indices.size
-            and bool((np.diff(indptr) >= 0).all())
+            and bool((indptr[1:] >= indptr[:-1]).all())  # differences might wrap around
             and bool(((indices >= 0) & (indices < columns)).all())
             and bool(((np.diff(indices) > 0) | (np.diff(pattern._rows) > 0)).all())
         )

@@ -181,7 +181,7 @@ class _Job:
         if report:
             options["full_output"] = True
         if options.get("overwrite_x"):
-            written = parts
+            written = [*written, *parts]
         try:
             answer = self.function(arrays if self.several else arrays[0], *self.args, **options)
         finally:

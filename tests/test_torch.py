@@ -1034,3 +1034,221 @@ def test_tracing_is_refused():
         torch.jit.trace(lambda x: ch.project_cai(x, 2.0), torch.ones(5))
     with pytest.raises((TypeError, ValueError), match="x"):
         torch.fx.symbolic_trace(lambda x: ch.project_cai(x, 2.0))
+
+
+def test_the_gradient_of_numbers_is_that_of_their_vector():
+    numbers, vector = [leaf(v) for v in (3.0, 1.0, 2.0)], leaf([3.0, 1.0, 2.0])
+    ch.gsp_score(numbers).backward()
+    ch.gsp_score(vector).backward()
+    assert vector.grad.abs().min() > 0.01
+    torch.testing.assert_close(torch.stack([v.grad for v in numbers]), vector.grad)
+
+
+def test_the_last_of_a_list_may_be_the_one_that_needs_a_gradient():
+    w, x = leaf(normal(7)), torch.from_numpy(normal(5, seed=1))
+    for function in (lambda p: ch.project_gsp(p, 0.6)[1].square().sum(), ch.gsp_score):
+        w.grad = None
+        function([x, w]).backward()
+        assert w.grad.abs().sum() > 0
+
+
+def test_overwriting_some_of_a_list():
+    """Not if one of them is a leaf whose gradient is wanted; others may come along."""
+    w, x = leaf(normal(7)), torch.from_numpy(normal(5, seed=1))
+    for parts in ([w, x], [x, w]):
+        with pytest.raises(RuntimeError, match="a leaf tensor that requires a gradient cannot"):
+            ch.project_gsp(parts, 0.6, overwrite_x=True)
+    before = x.clone()
+    ch.project_gsp([2.0 * w, x], 0.6, overwrite_x=True)[0].square().sum().backward()
+    assert w.grad.abs().sum() > 0
+    assert torch.equal(x, before)
+
+
+def test_tensors_that_cannot_be_taken_are_named():
+    x = torch.ones(3, 4)
+    for bad, says in (
+        (x.to_sparse(), r"must be a dense tensor, got torch\.sparse_coo: pass \w+\.to_dense\(\)"),
+        (x.to("meta"), "must lie on the CPU or a CUDA device, got meta"),
+    ):
+        with pytest.raises(TypeError, match=f"^x {says}$"):
+            ch.project_cai(bad, 2.0)
+        with pytest.raises(TypeError, match=f"^out {says}$"):
+            ch.project_cai(x, 2.0, out=bad)
+
+
+def test_out_may_be_a_tuple_and_its_axes_of_one_expanded():
+    x, out = torch.from_numpy(normal(1, 5)), torch.zeros(5).double().as_strided((1, 5), (0, 1))
+    ch.project_cai(x, 2.0, out=out)
+    assert torch.equal(out, ch.project_cai(x, 2.0))
+    outs = torch.zeros_like(x), torch.zeros(3).double()
+    assert ch.project_gsp([x, torch.ones(3).double()], 0.5, out=outs) is outs
+    assert torch.equal(outs[0], ch.project_gsp([x, torch.ones(3).double()], 0.5)[0])
+
+
+def test_data_that_is_negated_lazily():
+    y = normal(3, 5)
+    x = torch.from_numpy(-1j * y).conj().imag
+    assert x.is_neg()
+    np.testing.assert_array_equal(ch.project_cai(x, 2.0).numpy(), ch.project_cai(y, 2.0))
+
+
+def test_a_list_of_one():
+    x, out = torch.from_numpy(normal(5)), torch.zeros(5).double()
+    (result,) = ch.project_gsp([x], 0.5, out=[out])
+    assert result is out
+    assert torch.equal(out, ch.project_gsp([x], 0.5)[0])
+
+
+def test_bfloat16_behind_another_dtype_without_ml_dtypes(monkeypatch):
+    import conehoyer.torch as bridge
+
+    monkeypatch.setattr(bridge, "_BITS", False)
+    parts = [torch.randn(5), torch.randn(7).bfloat16()]
+    first, second = ch.project_gsp(parts, 0.5)
+    assert (first.dtype, second.dtype) == (torch.float32, torch.bfloat16)
+    assert ch.hoyer_score(parts[1]).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score"])
+def test_gradients_of_16_bits_are_rounded_once(name, dtype):
+    y = torch.from_numpy(normal(300)).to(dtype)
+    x, wide = y.clone().requires_grad_(), y.float().requires_grad_()
+    for each in (x, wide):
+        getattr(ch, name)(each).backward()
+    assert torch.equal(x.grad, wide.grad.to(dtype))
+
+
+def test_gradients_of_a_list_have_their_own_precision():
+    """Here the first takes no part."""
+    w, alone = leaf(normal(9)), leaf(normal(9))
+    ch.project_gsp([torch.ones(1), w], 0.6)[1].square().sum().backward()
+    ch.project_gsp([alone], 0.6)[0].square().sum().backward()
+    torch.testing.assert_close(w.grad, alone.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_score_of_several_vectors_may_be_changed_in_place():
+    x = leaf(normal(3, 7))
+    plain = torch.autograd.grad(ch.gsp_score(x) - 2.0, x)[0]
+    score = ch.gsp_score(x)
+    score -= 2.0
+    torch.testing.assert_close(torch.autograd.grad(score, x)[0], plain)
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [({"radius": None}, {}), ({"feasible": False}, {}), ({"feasible": 1}, {"feasible": True})],
+    ids=str,
+)
+def test_options_that_are_given_as_they_are_by_default(given, short):
+    """They choose the same formula for the gradient."""
+    grads = []
+    for options in (given, short):
+        x = leaf(normal(6, 5))
+        ch.project_bilevel(x, 2.0, **options).backward(torch.from_numpy(normal(6, 5, seed=1)))
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+@pytest.mark.parametrize("name", ["cai_score", "hoyer_score", "hoyer_sparseness"])
+def test_gradients_of_scores_that_keep_their_axes(name, axis):
+    grads = []
+    for keep in (True, False):
+        x = leaf(normal(4, 3, 5))
+        score = getattr(ch, name)(x, axis=axis, keepdims=keep)
+        score.backward(torch.arange(1.0, score.numel() + 1).double().reshape(score.shape))
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("inner", ["l2", "l1"])
+def test_ties_of_float32_are_ties_for_all_their_rounding(inner):
+    """Columns that hold the same numbers in another order."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        for n in (7, 100, 1000):
+            column = rng.standard_normal(n)
+            x = leaf(np.stack([rng.permutation(column) for _ in range(6)], 1), torch.float32)
+            g = torch.tensor(rng.standard_normal((n, 6)), dtype=torch.float32)
+            ch.project_bilevel(x, 2.5, inner=inner).backward(g)
+            assert x.grad.abs().max() < 50.0
+
+
+def test_the_gradient_of_vectors_of_one_entry():
+    """None of them takes part."""
+    x, y = leaf(normal(1)), leaf(normal(1, seed=1))
+    first, second = ch.project_gsp([x, y], 0.5)
+    (2.0 * first + 3.0 * second).sum().backward()
+    assert (x.grad.item(), y.grad.item()) == (2.0, 3.0)
+
+
+def test_the_gradient_of_blocks_larger_than_memory():
+    x, y = leaf(normal(3, 4)), leaf(normal(3, 4))
+    for t, groups in ((x, (1 << 30, 1 << 30)), (y, (3, 4))):
+        ch.project_bilevel(t, radius=1.0, groups=groups).square().sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+def test_a_matrix_that_met_the_constraint_beside_one_that_did_not(inner):
+    """It comes back as it was, and so does its gradient, where a column is zero, too."""
+    y, g = normal(2, 3, 4), torch.from_numpy(normal(2, 3, 4, seed=1))
+    y[0] *= 0.01
+    y[0, :, 1] = 0.0
+    for project in (
+        lambda x: ch.project_bilevel(x, radius=1.0, inner=inner),
+        lambda x: ch.project_l1inf_ball(x, 1.0),
+    ):
+        x = leaf(y)
+        project(x).backward(g)
+        assert torch.equal(x.grad[0], g[0])
+        assert not torch.equal(x.grad[1], g[1])
+
+
+def test_zeros_of_groups_that_are_dropped_get_nothing():
+    """Their bound is zero: a kink."""
+    y = np.array([[2.0, 0.1], [1.0, 0.0]])
+    x = leaf(y)
+    result = ch.project_bilevel(x, radius=1.0, groups=(2, 1))
+    assert (result[:, 1] == 0).all()
+    result.backward(torch.ones(2, 2).double())
+    assert (x.grad[:, 1] == 0).all()
+
+
+def test_groups_whose_largest_norms_tie():
+    """The projection goes with its input: its derivative along the input is the result."""
+    y, g = np.array([[3.0, -3.0, 1.0], [1.0, 2.0, 2.0]]), normal(2, 3)
+    for level in (1.5, 2.0, 2.5):
+        x = leaf(y)
+        result = ch.project_bilevel(x, level, feasible=True)
+        result.backward(torch.from_numpy(g))
+        assert (x.grad * x).sum().item() == pytest.approx((g * result.detach().numpy()).sum())
+
+
+@pytest.mark.parametrize("exponent", [-1000, -600, 600, 1000])
+@pytest.mark.parametrize("name", ["cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score"])
+def test_gradients_of_scores_of_tiny_and_huge_data(name, exponent):
+    """The score is the same, the gradient that much larger or smaller."""
+    y, grads = normal(12, seed=4), []
+    for unit in (1.0, 2.0**exponent):
+        x = leaf(y * unit)
+        getattr(ch, name)(x).backward()
+        grads.append(x.grad * unit)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=0)
+
+
+CALLS = {
+    "project_cai": 1.5, "project_hoyer": 0.7, "project_l1_ball": 1.0, "project_simplex": 1.0,
+    "project_gsp": 0.7, "project_bilevel": 1.5, "project_l1inf_ball": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autograd_sees_that_out_was_written_where_x_may_be(name):
+    """The permission to overwrite x does not hide that `out` changes."""
+    w, x, out = torch.ones(3, 4, requires_grad=True), torch.randn(3, 4), torch.randn(3, 4)
+    y = (w * out).sum()
+    getattr(ch, name)(x, CALLS[name], out=out, overwrite_x=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()

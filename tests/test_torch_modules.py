@@ -1,5 +1,6 @@
 """The optimizer and the block-sparse layer for PyTorch."""
 
+import collections.abc
 import copy
 import io
 import pickle
@@ -975,3 +976,516 @@ def test_a_model_that_is_converted_in_between():
         model.half()
     assert {s["exp_avg"].dtype for s in optimizer.state.values()} == {torch.float16}
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_layer_shares_nothing_with_what_it_was_made_of():
+    """Neither the old layer nor the tensor of the bias follows its training."""
+    dense, bias = torch.nn.Linear(4, 4), torch.zeros(4)
+    first = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    second = chtorch.BlockSparseLinear(first.matrix, bias)
+    before = copy.deepcopy(dense.state_dict())
+    with torch.no_grad():
+        first.bias.fill_(7.0)
+        second.bias.fill_(7.0)
+        dense.weight.fill_(7.0)
+    assert torch.equal(dense.bias, before["bias"])
+    assert torch.equal(bias, torch.zeros(4))
+    assert torch.equal(first.weight, before["weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_of_16_bits_become_float32(dtype):
+    """Weights and bias, and the result has the dtype of the input."""
+    dense = torch.nn.Linear(8, 4, dtype=dtype)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    assert (layer.matrix.dtype, layer.bias.dtype) == (np.float32, torch.float32)
+    x = torch.randn(3, 8).to(dtype)
+    wide = torch.nn.functional.linear(x.float(), dense.weight.float(), dense.bias.float())
+    for context in (torch.enable_grad, torch.no_grad):
+        with context():
+            torch.testing.assert_close(layer(x), wide.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_that_are_converted_to_16_bits_multiply_in_float32(dtype):
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2)).to(dtype)
+    assert (layer.matrix.dtype, layer.bias.dtype) == (np.float32, dtype)
+    x = torch.randn(3, 8).to(dtype)
+    wide = torch.nn.functional.linear(
+        x.float(), layer.weight.as_subclass(torch.Tensor), layer.bias.float()
+    )
+    torch.testing.assert_close(layer(x), wide.to(dtype))
+
+
+def test_converting_a_layer_converts_all_of_it():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+    assert layer.weight.dtype == torch.float32  # it has been asked for before
+    layer.double()
+    assert layer.weight.dtype == layer.bias.dtype == torch.float64
+    assert layer.matrix.dtype == np.float64
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_takes_over_the_mode(training):
+    dense = torch.nn.Linear(4, 4).train(training)
+    assert chtorch.BlockSparseLinear.from_linear(dense, (2, 2)).training is training
+    assert chtorch.sparsify(torch.nn.Sequential(dense), block_shape=(2, 2))[0].training is training
+
+
+def test_a_state_replaces_the_dense_weights():
+    """Those that have been asked for before; the precision stays that of the layer."""
+    first, second = (
+        chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2)) for _ in range(2)
+    )
+    assert not torch.equal(first.weight, second.weight)
+    first.load_state_dict(copy.deepcopy(second.double().state_dict()))
+    assert torch.equal(first.weight, second.weight.float())
+    assert first.matrix.dtype == np.float32
+
+
+def test_a_state_shares_no_memory():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    before = layer.matrix.to_dense()
+    for t in layer.get_extra_state().values():
+        t.fill_(0)
+    np.testing.assert_array_equal(layer.matrix.to_dense(), before)
+
+
+def test_inputs_that_no_layer_takes():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    with pytest.raises(RuntimeError, match="runs on the CPU, got a tensor on meta"):
+        layer(torch.ones(2, 4, device="meta"))
+    with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., 4\), got \(\)"):
+        layer(torch.tensor(1.0))
+
+
+def test_only_what_is_wanted_gets_a_gradient():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 3), (3, 2))
+    x = torch.ones(2, 4)
+    layer(x).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((3,), 2.0))
+    layer.bias.requires_grad_(False)
+    assert not layer(x).requires_grad
+    assert layer(x.requires_grad_()).requires_grad
+
+
+def test_what_attention_reads_itself_stays():
+    """`MultiheadAttention` takes the weights of its last layer, and never calls it."""
+    model = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    chtorch.sparsify(model, block_shape=(2, 2))
+    assert isinstance(model.linear2, chtorch.BlockSparseLinear)
+    assert not isinstance(model.self_attn.out_proj, chtorch.BlockSparseLinear)
+    with pytest.raises(ValueError, match=r"'self_attn\.out_proj' is no linear layer"):
+        chtorch.sparsify(model, ["self_attn.out_proj"])
+
+
+def test_one_name_of_a_layer():
+    model = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    chtorch.sparsify(model, "linear1", block_shape=(2, 2))
+    assert isinstance(model.linear1, chtorch.BlockSparseLinear)
+    assert isinstance(model.linear2, torch.nn.Linear)
+
+
+def test_layers_with_hooks_of_another_kind_are_replaced():
+    """Also one whose weights are a plain tensor that no hook makes."""
+    hooked, plain = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    hooked.register_forward_pre_hook(lambda module, args: None)
+    weight = plain.weight.detach().clone()
+    del plain.weight
+    plain.weight = weight
+    model = chtorch.sparsify(torch.nn.Sequential(hooked, plain), block_shape=(2, 2))
+    assert torch.equal(model[0].weight, hooked.weight)
+    assert torch.equal(model[1].weight, weight)
+
+
+def test_no_block_is_no_part_of_the_blocks():
+    with pytest.raises(ValueError, match="keep must be"):
+        chtorch.sparsify(torch.nn.Linear(4, 4), block_shape=(2, 2), keep=0)
+
+
+def test_the_default_shape_of_blocks():
+    assert chtorch.sparsify(torch.nn.Linear(4, 64)).block_shape == (32, 1)
+
+
+def test_inputs_that_are_negated_lazily():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
+    x = torch.complex(torch.zeros(2, 4), torch.arange(8.0).reshape(2, 4)).conj().imag
+    assert x.is_neg()
+    assert torch.equal(layer(x), layer(x.resolve_neg()))
+
+
+def ones(*shape, dtype=torch.float32):
+    """A parameter with a gradient, both of ones."""
+    p = torch.nn.Parameter(torch.ones(*shape, dtype=dtype))
+    p.grad = torch.ones_like(p)
+    return p
+
+
+def test_a_group_that_is_refused_is_not_added():
+    optimizer = chtorch.SparseAdamW([ones(3)])
+    for wrong in (
+        {"params": [ones(2)], "lr": -1.0},
+        {"params": [ones(2)], "mask": [None, None]},
+        {"params": [torch.ones(2, dtype=torch.int64)]},
+        {"params": [ones(2)], "maximize": True},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            optimizer.add_param_group(wrong)
+        assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_parameters_are_real_and_floating(dtype):
+    with pytest.raises(TypeError, match="params must be real floating tensors, got torch"):
+        chtorch.SparseAdamW([torch.ones(3, dtype=dtype)])
+
+
+def test_masks_of_groups_are_copied():
+    p, kept = ones(3), torch.tensor([True, False, True])
+    optimizer = chtorch.SparseAdamW([{"params": [p], "mask": [kept]}])
+    kept[:] = False
+    optimizer.step()
+    assert torch.equal(p != 0, torch.tensor([True, False, True]))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies_of_an_optimizer_clear_what_is_masked(again):
+    """In groups that are added to them."""
+    later = ones(3)
+    group = {"params": [later], "mask": [torch.tensor([True, False, True])]}
+    again(chtorch.SparseAdamW([ones(3)])).add_param_group(group)
+    assert torch.equal(later, torch.tensor([1.0, 0.0, 1.0]))
+
+
+def test_masks_of_any_layout():
+    kept = torch.arange(12).reshape(4, 3).mT % 2 == 0
+    assert not kept.is_contiguous()
+    p = ones(3, 4)
+    optimizer = chtorch.SparseAdamW([p], lr=0.1, mask=[kept])
+    optimizer.step()
+    assert torch.equal(p != 0, kept)
+
+
+def test_gradients_of_any_layout():
+    p, q, g = ones(4, 4), ones(4, 4), torch.arange(16.0).reshape(4, 4)
+    p.grad, q.grad = g.mT, g.mT.contiguous()
+    for each in (p, q):
+        chtorch.SparseAdamW([each], lr=0.1, eps=1.0).step()
+    assert torch.equal(p, q)
+
+
+def test_sparse_gradients_are_refused():
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    before = table.weight.detach().clone()
+    with pytest.raises(TypeError, match="SparseAdamW takes dense gradients, got a sparse one"):
+        chtorch.SparseAdamW(table.parameters()).step()
+    assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_are_not_checked(dtype):
+    p = ones(3, dtype=dtype)
+    p.grad[0] = torch.nan
+    chtorch.SparseAdamW([p], check_finite=False).step()
+    assert torch.equal(p.isnan(), torch.tensor([True, False, False]))
+
+
+def test_the_bound_of_float16_is_that_of_the_mean_square():
+    p = ones(3, dtype=torch.float16)
+    p.grad.fill_(300.0)  # of which the square alone overflows
+    chtorch.SparseAdamW([p], betas=(0.0, 0.999)).step()
+    assert p.isfinite().all()
+    with pytest.raises(ValueError, match="must be finite"):
+        chtorch.SparseAdamW([p], betas=(0.999, 0.0)).step()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bit_blocks_are_float32(dtype):
+    """Also in the steps after that in which they were made."""
+    p = torch.nn.Parameter(torch.linspace(0.5, 1, 12).reshape(3, 4).to(dtype))
+    p.grad = torch.zeros_like(p)
+    options = {"l1": 0.01, "groups": (3, 1), "reweight_every": 2, "reweight_eps": 0.1}
+    optimizer = chtorch.SparseAdamW([p], eps=1e-4, **options)
+    for _ in range(2):
+        optimizer.step()
+    gamma = optimizer.state[p]["gamma"]
+    exact = 1.0 / (p.detach().float().norm(dim=0, keepdim=True) + 0.1)
+    torch.testing.assert_close(gamma, exact)
+    optimizer.step()
+    assert torch.equal(optimizer.state[p]["gamma"], gamma)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_blocks_of_another_shape_do_not_count(dtype):
+    p, q = ones(4, 4, dtype=dtype), ones(4, 4, dtype=dtype)
+    for each in (p, q):
+        every = 1 if each is p else None
+        optimizer = chtorch.SparseAdamW([each], lr=0.1, l1=0.1, reweight_every=every)
+        optimizer.step()
+        optimizer.param_groups[0].update(groups=(2, 2), reweight_every=100)
+        optimizer.step()
+    assert torch.equal(p, q)
+
+
+def test_weights_of_blocks_follow_a_conversion():
+    p = ones(4, 4)
+    optimizer = chtorch.SparseAdamW([p], lr=0.1, l1=0.1, groups=(2, 2), reweight_every=2)
+    for _ in range(2):
+        optimizer.step()
+    q = torch.nn.Parameter(p.detach().clone())
+    other = chtorch.SparseAdamW([q], lr=0.1, l1=0.1, groups=(2, 2), reweight_every=2)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    p.data, p.grad = p.data.double(), torch.ones(4, 4, dtype=torch.float64)
+    q.grad = torch.ones(4, 4)
+    optimizer.step()
+    other.step()
+    torch.testing.assert_close(p.float(), q)
+    assert optimizer.state[p]["gamma"].dtype == torch.float64
+
+
+def test_constraints_write_into_the_parameter():
+    p = ones(3)
+    pointer, version = p.data_ptr(), p._version
+    result = torch.full((3,), 0.5)
+    optimizer = chtorch.SparseAdamW([p], constraint=lambda w: result)
+    optimizer.step()
+    assert torch.equal(p, result)
+    assert p.data_ptr() == pointer
+    assert p._version > version
+    assert torch.equal(result, torch.full((3,), 0.5))
+    optimizer.param_groups[0]["constraint"] = lambda w: w.clamp_(max=0.1)  # in place
+    optimizer.step()
+    assert torch.equal(p, torch.full((3,), 0.1))
+
+
+def test_gradients_that_overlap_a_parameter_farther_on():
+    """The gradient of the second parameter is what the first was, not what it becomes."""
+    room = torch.arange(8.0)
+    x, y = torch.nn.Parameter(room[:6]), ones(3)
+    x.grad, y.grad = torch.ones(6), room[3:6]
+    wanted = y.grad.clone()
+    optimizer = chtorch.SparseAdamW([x, y], lr=0.1)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[y]["exp_avg"], 0.1 * wanted)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+def test_moments_that_do_not_fit(name):
+    p = ones(4)
+    optimizer = chtorch.SparseAdamW([p])
+    optimizer.step()
+    optimizer.state[p][name] = torch.zeros(5)
+    with pytest.raises(ValueError, match=rf"^{name} in the state has the shape \(5,\)"):
+        optimizer.step()
+    del optimizer.state[p][name]
+    with pytest.raises(ValueError, match=f"but no {name}"):
+        optimizer.step()
+
+
+def test_a_state_is_taken_as_it_is():
+    """Neither the given dictionary nor those in it are written to; it may be any mapping."""
+
+    class Own(collections.abc.Mapping):
+        def __init__(self, held):
+            self.held = held
+
+        def __getitem__(self, key):
+            return self.held[key]
+
+        def __iter__(self):
+            return iter(self.held)
+
+        def __len__(self):
+            return len(self.held)
+
+    p = ones(3)
+    plain = torch.optim.AdamW([p], lr=0.2)
+    plain.step()
+    saved = plain.state_dict()
+    before = copy.deepcopy(saved)
+    optimizer = chtorch.SparseAdamW([p])
+    optimizer.load_state_dict(Own(saved))
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert saved["param_groups"] == before["param_groups"]
+    assert saved["state"][0].keys() == before["state"][0].keys()
+    assert isinstance(saved["state"][0]["step"], torch.Tensor)
+
+
+def test_a_state_of_adam_without_weight_decay():
+    p = ones(3)
+    adam = torch.optim.Adam([p])
+    adam.step()
+    optimizer = chtorch.SparseAdamW([p])
+    optimizer.load_state_dict(adam.state_dict())
+    assert optimizer.state[p]["step"] == 1
+
+
+def test_a_state_of_no_step():
+    p, q = ones(3), ones(3)
+    optimizer = chtorch.SparseAdamW([p])
+    zeros = {"step": 0, "exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": {0: zeros}})
+    optimizer.step()
+    chtorch.SparseAdamW([q]).step()
+    assert torch.equal(p, q)
+
+
+def test_hooks_see_the_weights_that_were_loaded():
+    p = ones(2, 2, dtype=torch.bfloat16)
+    optimizer = chtorch.SparseAdamW([p], l1=0.1, reweight_every=1)
+    optimizer.step()
+    gamma, seen = optimizer.state[p]["gamma"], []
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.state[p]["gamma"]))
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(seen[0], gamma)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_that_are_masked_are_zero(dtype):
+    p, kept = ones(4, dtype=dtype), torch.tensor([True, False, True, False])
+    optimizer = chtorch.SparseAdamW([p], mask=[kept])
+    for _ in range(2):
+        optimizer.step()
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[p][name] != 0, kept)
+
+
+def strided(t):
+    """A parameter that the kernels do not take."""
+    return torch.nn.Parameter(t.mT.contiguous().mT)
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+def test_zeros_have_no_sign(make):
+    p = make(torch.tensor([[-0.05, 1.0], [0.05, -1.0]]))
+    p.grad = torch.zeros_like(p)
+    chtorch.SparseAdamW([p], lr=0.1, l1=1.0, weight_decay=0.0).step()
+    assert torch.equal(p == 0, torch.tensor([[True, False], [True, False]]))
+    assert not p[p == 0].signbit().any()
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+def test_blocks_of_zeros_get_a_weight(make):
+    p = make(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    p.grad = torch.zeros_like(p)
+    options = {"l1": 0.1, "groups": (2, 1), "reweight_every": 1, "reweight_eps": 0.5}
+    optimizer = chtorch.SparseAdamW([p], **options)
+    optimizer.step()
+    assert optimizer.state[p]["gamma"][0, 0] == 2.0
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+def test_blocks_with_an_infinite_weight_stay(make):
+    """They shrink by nothing."""
+    p = make(torch.tensor([[torch.inf, 1.0], [3.0, 0.0]]))
+    p.grad = torch.zeros_like(p)
+    options = {"l1": 1.0, "groups": (2, 1), "lr": 0.1, "weight_decay": 0.0}
+    chtorch.SparseAdamW([p], **options).step()
+    torch.testing.assert_close(p.detach(), torch.tensor([[torch.inf, 0.9], [3.0, 0.0]]))
+
+
+def test_norms_of_16_bits_are_float32():
+    w = torch.linspace(0.5, 1, 12).reshape(3, 4).bfloat16()
+    p = torch.nn.Parameter(w.clone())
+    p.grad = torch.zeros_like(p)
+    chtorch.SparseAdamW([p], lr=0.1, l1=0.7, groups=(3, 1), weight_decay=0.0).step()
+    factors = 1.0 - 0.1 * 0.7 / w.float().norm(dim=0, keepdim=True)
+    torch.testing.assert_close(p.detach(), (w * factors).bfloat16(), rtol=0, atol=0)
+
+
+def test_a_step_where_new_tensors_lie_elsewhere_by_default():
+    p, q = ones(3, dtype=torch.bfloat16), ones(3, dtype=torch.bfloat16)
+    with torch.device("meta"):
+        chtorch.SparseAdamW([p], lr=0.1).step()
+    chtorch.SparseAdamW([q], lr=0.1).step()
+    assert torch.equal(p, q)
+
+
+def test_a_state_of_more_groups():
+    p, q = ones(3), ones(3)
+    saved = chtorch.SparseAdamW([{"params": [p]}, {"params": [q]}]).state_dict()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        chtorch.SparseAdamW([p]).load_state_dict(saved)
+
+
+def test_gradients_that_are_negated_lazily():
+    p, q = ones(3), ones(3)
+    p.grad = torch.complex(torch.zeros(3), torch.arange(3.0)).conj().imag
+    assert p.grad.is_neg()
+    q.grad = -torch.arange(3.0)
+    for each in (p, q):
+        chtorch.SparseAdamW([each], eps=1.0).step()
+    assert torch.equal(p, q)
+
+
+WRAPPED = """
+import io
+import numpy as np, torch
+from conehoyer import blocksparse
+from conehoyer.torch import BlockSparseLinear
+
+file, indptr = io.BytesIO(), np.array([0, 2**63 - 1, -2, 2])  # differences wrap around
+np.savez(file, blocks=np.ones((2, 2, 2)), indices=np.array([0, 1]), indptr=indptr,
+         shape=np.array([6, 4]), block_shape=np.array([2, 2]))
+file.seek(0)
+state = {"blocks": torch.ones(2, 2, 2), "indices": torch.arange(2), "indptr": torch.tensor(indptr)}
+layer = BlockSparseLinear.from_linear(torch.nn.Linear(4, 6), (2, 2))
+for call in (lambda: blocksparse.load(file), lambda: layer.set_extra_state(state)):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_places_that_wrap_around():
+    done = subprocess.run([sys.executable, "-c", WRAPPED], capture_output=True, text=True)
+    assert done.stdout.count("its arrays describe no block-sparse matrix") == 2, done.stderr
+
+
+def stepped(**options):
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    kept = torch.tensor([True, True, False])
+    optimizer = chtorch.SparseAdamW([p], mask=[kept], l1=0.1, reweight_every=1, **options)
+    optimizer.step()
+    return p, optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", float("inf")), ("step", torch.tensor(float("inf"))), ("gamma", 3.0),
+     ("gamma", [1.0, 1.0]), ("exp_avg", 3.0), ("exp_avg_sq", None)],
+)  # fmt: skip
+def test_states_that_hold_something_else(name, value):
+    """A wrong state is a ValueError, and the optimizer goes on as before."""
+    p, optimizer = stepped()
+    bad = copy.deepcopy(optimizer.state_dict())
+    bad["state"][0][name] = value
+    with pytest.raises(ValueError, match=name):
+        optimizer.load_state_dict(bad)
+    assert optimizer.state[p]["step"] == 1
+    optimizer.step()
+    assert p[2] == 0
+
+
+def test_masks_outlive_a_hook_that_fails():
+    p, optimizer = stepped()
+
+    def fail(optimizer):
+        raise RuntimeError("in the hook")
+
+    hook = optimizer.register_load_state_dict_post_hook(fail)
+    with pytest.raises(RuntimeError, match="in the hook"):
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    hook.remove()
+    optimizer.step()
+    assert p[2] == 0
+
+
+def test_hooks_of_loading_may_take_a_step():
+    p, optimizer = stepped()
+    optimizer.register_load_state_dict_post_hook(lambda o: o.step() and None)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert optimizer.state[p]["step"] == 2

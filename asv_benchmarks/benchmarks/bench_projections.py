@@ -191,6 +191,12 @@ class Beside:
         return compare((find, self.problem.call())).samples
 
     @sampled("ratio")
+    def track_level_for_nnz_nonneg(self, dtype, n, kept):
+        y, count = self.problem.y, round(kept * n / 2)  # as many as the other, of the positive half
+        find = partial(conehoyer.level_for_nnz, y, count, nonneg=True)
+        return compare((find, partial(conehoyer.project_cai, y, find(), nonneg=True))).samples
+
+    @sampled("ratio")
     def track_full_output(self, *params):
         return compare((self.problem.call(full_output=True), self.problem.call())).samples
 
