@@ -1,0 +1,100 @@
+"""The threads that share a call: how many, what they are given, and what becomes of errors."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from conehoyer import _threads, get_workers, set_workers
+
+
+def processors():
+    """What this process may use, by another way than the library's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def test_negative_workers_count_from_all_processors():
+    for less in range(processors()):
+        with set_workers(-1 - less):
+            assert get_workers() == processors() - less
+
+
+def test_one_thread_for_each_other_processor():
+    """Started once, however often they are needed."""
+    for _ in range(3):
+        _threads.run_split(lambda first, last: None, 4, 4)
+    names = [t.name for t in threading.enumerate() if t.name.startswith("conehoyer_")]
+    assert sorted(names) == sorted(f"conehoyer_{k}" for k in range(max(processors() - 1, 1)))
+
+
+@pytest.mark.parametrize(("count", "workers"), [(1, 3), (2, 5), (7, 3), (7, 7)])
+def test_no_part_is_empty(count, workers):
+    parts = []
+    _threads.run_split(lambda first, last: parts.append((first, last)), count, workers)
+    assert len(parts) == min(count, workers)
+    assert all(first < last for first, last in parts)
+    assert sorted(i for part in parts for i in range(*part)) == list(range(count))
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_errors_come_after_all_parts(kind, bad):
+    """Whoever fails: the others end before, and the threads go on serving."""
+    ended = []
+
+    def task(first, last):
+        if first == bad:
+            raise kind(first)
+        threading.Event().wait(0.05)
+        ended.append(first)
+
+    for _ in range(2):
+        ended.clear()
+        with pytest.raises(kind):
+            _threads.run_split(task, 3, 3)
+        assert sorted(ended) == [k for k in range(3) if k != bad]
+
+
+def test_nothing_is_kept_alive():
+    """Threads that wait hold on to no array of the call before."""
+    array = np.zeros(4)
+    held = weakref.ref(array)
+
+    def task(first, last, array=array):
+        array[first:last] = 1.0
+
+    _threads.run_split(task, 4, 2)
+    assert array.sum() == 4.0
+    del task, array
+    gc.collect()
+    threading.Event().wait(0.05)
+    assert held() is None
+
+
+AT_ONCE = """
+import threading
+from conehoyer import _threads
+
+start, before = threading.Barrier(6), threading.active_count()
+
+def come():
+    start.wait()
+    _threads.run_split(lambda first, last: None, 4, 4)
+
+callers = [threading.Thread(target=come) for _ in range(6)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+print(threading.active_count() - before)
+"""
+
+
+def test_threads_start_once_whoever_comes_first():
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert done.stdout == f"{max(processors() - 1, 1)}\n", done.stderr
