@@ -221,8 +221,6 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
     if view is None:
-        if np.may_share_memory(x_rows, out) and not np.shares_memory(x_rows, s.array):
-            x_rows = x_rows.copy()
         return x_rows, Target(np.empty(x_rows.shape, s.work), out, False, False)
     in_place = np.may_share_memory(x_rows, view)
     if in_place and not same_memory(x_rows, view):
@@ -274,11 +272,10 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 
             count, length, width = cube.shape
             transpose_each(goal.rows.reshape(count, width, length), cube)
-        elif s.axis is None:
-            goal.array[...] = goal.rows.reshape(s.array.shape)
         else:
-            moved = _last(goal.array, s.axis)
-            moved[...] = goal.rows.reshape(moved.shape)
+            moved = goal.array if s.axis is None else _last(goal.array, s.axis)
+            with np.errstate(over="ignore"):  # beyond all numbers of float16 they are inf
+                moved[...] = goal.rows.reshape(moved.shape)
     return goal.array
 
 

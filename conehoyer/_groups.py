@@ -113,18 +113,14 @@ def target(x: Matrices, given, read, out, overwrite_x):
             out = given
     if out is None:
         out = np.empty_like(x.array, dtype=x.dtype, subok=False)
-        overlap = False
     else:
         _checks.check_out(out, x.array.shape, x.dtype)
-        overlap = np.may_share_memory(read, out)
     turned = out.swapaxes(-1, -2) if x.turned else out
     if out.dtype == x.work and turned.flags.c_contiguous:
         write = stacked(out, x)
-        if overlap and not _checks.same_memory(read, write):
+        if np.may_share_memory(read, write) and not _checks.same_memory(read, write):
             read = read.copy()
         return read, write, out, True
-    if overlap:
-        read = read.copy()
     return read, np.empty_like(read), out, False
 
 

@@ -299,9 +299,9 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     """
     clip = inner == kernels.LINF
     norms, unit = _groups.norms(z, parts, inner, workers)
-    if clip and kind == m.CAI and passes.largest(norms, True) > _ROOM * np.finfo(norms.dtype).max:
-        unit = 0.5 * _ROOM
-        norms *= unit
+    if kind == m.CAI and passes.largest(norms, True) > _ROOM * np.finfo(norms.dtype).max:
+        unit *= 0.5 * _ROOM
+        norms *= 0.5 * _ROOM
     if unit != 1.0 and kind == m.L1:
         info[WANTED] = float(info[WANTED]) * unit  # of floats of Python none overflows loudly
     u = np.empty_like(norms)

@@ -322,7 +322,7 @@ def _hoyer_parameters(s, sparseness, l1, l2):
             raise ValueError(f"l1 needs l2 as well, got l1={l1!r}, l2=None")
         sums = _checks.per_slice(l1, "l1", s, 0.0, _MOST, "finite and >= 0")
         zero = (sums == 0.0) & (norms == 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratios = np.where(zero, 1.0, sums / norms)
         bad = (ratios < 1.0 - 1e-12) | (ratios > math.sqrt(n) * (1.0 + 1e-12))
         if bad.any() and s.length:
@@ -676,7 +676,7 @@ def _project_across(
         places = places[0], short.address_of_engine(z.dtype)
         run_split(partial(across.project_columns, places, *given), panels, workers)
     if table[:, STATUS].max() >= m.NONFINITE:
-        _complain(table[:, STATUS], check_finite)
+        _complain(table[:, STATUS], check_finite, 6)
     return (result, _info(s, None, result, table)) if full_output else result
 
 
@@ -693,10 +693,11 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 
 
-def _complain(status, check_finite):
+def _complain(status, check_finite, stacklevel=5):
+    """Raise or warn if a slice is not finite or has not converged; so many frames from the user."""
     if check_finite and (status == m.NONFINITE).any():
         raise _checks.not_finite()
-    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), 5)
+    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), stacklevel)
 
 
 def _info(s, rows, result, table):

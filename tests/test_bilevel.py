@@ -1,5 +1,7 @@
 """The bilevel projection against plain NumPy with explicit labels, and its identities."""
 
+from functools import partial
+
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import oracle
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conehoyer as ch
-from conehoyer import _groups
+from conehoyer import _groups, bilevel
 
 KINDS = ["columns", "rows", "diagonals"]
 KINDS += [(1, 1), (1, 3), (1, 7), (2, 3), (4, 4), (3, 100), (100, 1)]
@@ -686,3 +688,193 @@ def test_l1_norms_beyond_the_largest_float(given):
     }
     expected = ch.project_bilevel(np.ldexp(y, -100), inner="l1", **near)
     np.testing.assert_allclose(np.ldexp(x, -100), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("level", lambda y, v, g: ch.project_bilevel(y, v, groups=g)),
+        ("radius", lambda y, v, g: ch.project_bilevel(y, radius=v, groups=g)),
+        ("radius", lambda y, v, g: ch.project_l1inf_ball(y, v, groups=g)),
+        ("n_groups", lambda y, v, g: ch.level_for_groups(y, v, groups=g)),
+    ],
+)
+def test_labels_of_full_shape_take_one_bound(name, call):
+    labels = np.arange(24).reshape(2, 3, 4) % 5
+    with pytest.raises(ValueError, match=rf"{name} must broadcast to shape \(\)"):
+        call(np.ones((2, 3, 4)), [1, 2], labels)
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_without_the_check_in_place_of_a_batch(project):
+    y = np.random.default_rng(16).standard_normal((3, 9, 8))
+    y[1, 4, 3] = np.nan
+    expected = project(y, 1.5, check_finite=False)
+    project(y, 1.5, check_finite=False, out=y)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_several_capped_matrices_are_reported(monkeypatch):
+    y = np.random.default_rng(6).standard_normal((3, 30, 20))
+    y[1] = 0.0
+    monkeypatch.setattr(bilevel, "_MOST_ROUNDS", 1)
+    with pytest.warns(ch.ConvergenceWarning, match="2 of 3 projections") as caught:
+        _, info = ch.project_l1inf_ball(y, 5.0, full_output=True)
+    np.testing.assert_array_equal(info.converged, [False, True, False])
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "project",
+    [ch.project_l1inf_ball, *(partial(ch.project_bilevel, inner=p) for p in ("linf", "l2", "l1"))],
+)
+def test_one_matrix_survives_an_error_in_place(project):
+    y = np.random.default_rng(16).standard_normal((9, 8))
+    y[8, 7] = np.nan
+    z = y.copy()
+    for options in ({"out": z}, {"overwrite_x": True}):
+        with pytest.raises(ValueError, match="x must be finite"):
+            project(z, 1.5, **options)
+        np.testing.assert_array_equal(z, y)
+
+
+@pytest.mark.parametrize("inner", ["l2", "l1"])
+def test_a_large_radius_beside_tiny_data(inner):
+    """Without a warning, although the radius overflows in the unit of the data."""
+    y = 1e-250 * np.random.default_rng(16).standard_normal((9, 8))
+    np.testing.assert_allclose(ch.project_bilevel(y, radius=1e300, inner=inner), y, rtol=1e-14)
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("exponent", [-900, -520, 520, 1019])
+def test_the_threshold_has_the_unit_of_the_data(inner, exponent):
+    y = np.random.default_rng(15).standard_normal((6, 8)).clip(-1.9, 1.9)
+    for bound in ({"level": 2.5}, {"radius": 3.0}):
+        _, expected = ch.project_bilevel(y, **bound, inner=inner, full_output=True)
+        if "radius" in bound:
+            bound = {"radius": np.ldexp(3.0, exponent)}
+        _, info = ch.project_bilevel(np.ldexp(y, exponent), **bound, inner=inner, full_output=True)
+        assert np.ldexp(info.threshold, -exponent) == pytest.approx(expected.threshold, rel=1e-12)
+
+
+def test_the_report_of_a_batch_of_matrices_has_integers():
+    for project in (ch.project_bilevel, ch.project_l1inf_ball):
+        _, info = project(np.ones((2, 3, 4)), 1.5, full_output=True)
+        assert [v.dtype.kind for v in (info.nnz, info.passes, info.converged)] == [*"iib"]
+
+
+def test_each_matrix_has_its_number_of_groups():
+    y = np.random.default_rng(17).standard_normal((3, 9, 8))
+    level = ch.level_for_groups(y, [1, 5, 3])
+    _, info = ch.project_bilevel(y, level, full_output=True)
+    np.testing.assert_array_equal(info.kept.sum(axis=1), [1, 5, 3])
+
+
+def test_tied_groups_and_a_grain_of_dust():
+    """Within the slack of float32 the norms have score 2 already, with three groups."""
+    y = np.array([[0.0, 1.0, 1.0, 1e-8]], np.float32)
+    _, info = ch.project_bilevel(y, ch.level_for_groups(y, 2), full_output=True)
+    assert info.kept.sum() == 2
+
+
+def test_tied_groups_of_largest_groups_are_the_first():
+    y = np.random.default_rng(18).integers(0, 3, (64, 64)).astype(float)
+    mask = bilevel.largest_groups(y, 1000, (1, 1), "l2", 1)
+    first = np.lexsort((np.arange(y.size), -y.ravel()))[:1000]
+    np.testing.assert_array_equal(np.flatnonzero(mask), np.sort(first))
+
+
+def test_largest_groups_in_any_order_of_memory():
+    y = np.random.default_rng(18).standard_normal((12, 9))
+    expected = bilevel.largest_groups(y, 5, (2, 4), "l1", 1)
+    found = bilevel.largest_groups(np.asfortranarray(y), 5, (2, 4), "l1", 1)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_read_only_matrices_are_not_overwritten(order):
+    y = np.random.default_rng(18).standard_normal((12, 9)).copy(order=order)
+    expected = ch.project_bilevel(y, 2.0)
+    y.flags.writeable = False
+    np.testing.assert_array_equal(ch.project_bilevel(y, 2.0, overwrite_x=True), expected)
+
+
+def test_a_matrix_whose_entries_share_memory_is_not_overwritten():
+    memory = np.random.default_rng(18).standard_normal(10)
+    y = np.lib.stride_tricks.sliding_window_view(memory, 3, writeable=True)
+    expected = ch.project_bilevel(y.copy(), 1.5)
+    np.testing.assert_array_equal(ch.project_bilevel(y, 1.5, overwrite_x=True), expected)
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_fortran_order_into_an_out_of_c_order(project, dtype):
+    y = (4 * np.random.default_rng(18).standard_normal((2, 12, 9))).astype(dtype)
+    turned = np.ascontiguousarray(y.swapaxes(1, 2)).swapaxes(1, 2)
+    expected = project(y, 1.5)
+    np.testing.assert_array_equal(project(turned, 1.5, out=np.empty_like(y)), expected)
+    np.testing.assert_array_equal(project(turned, 1.5), expected)
+
+
+def test_labels_as_a_tuple_of_two_rows():
+    y = np.random.default_rng(18).standard_normal((2, 4))
+    labels = [0, 1, 1, 0], [1, 0, 0, 1]
+    expected = ch.project_bilevel(y, 1.0, groups=np.array(labels))
+    np.testing.assert_array_equal(ch.project_bilevel(y, 1.0, groups=labels), expected)
+
+
+def test_labels_may_be_unsigned_but_not_boolean():
+    y = np.random.default_rng(18).standard_normal((3, 4))
+    labels = np.arange(12).reshape(3, 4) % 2
+    expected = ch.project_bilevel(y, 1.0, groups=labels)
+    np.testing.assert_array_equal(ch.project_bilevel(y, 1.0, groups=labels.astype("u1")), expected)
+    with pytest.raises(TypeError, match="integer labels, got ndarray of dtype bool"):
+        ch.project_bilevel(y, 1.0, groups=labels.astype(bool))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 5), (1, 2, 4, 5)])
+def test_labels_of_another_batch(shape):
+    with pytest.raises(ValueError, match=r"labels must have shape \(4, 5\) or \(2, 4, 5\), got"):
+        ch.project_bilevel(np.ones((2, 4, 5)), 1.0, groups=np.zeros(shape, int))
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_labels_of_a_matrix_in_fortran_order(project):
+    y = np.random.default_rng(18).standard_normal((6, 4))
+    labels = np.arange(24).reshape(6, 4) % 5
+    x, info = project(y, 1.5, groups=labels, full_output=True)
+    turned, report = project(np.asfortranarray(y), 1.5, groups=labels, full_output=True)
+    np.testing.assert_array_equal(report.mask, info.mask)
+    np.testing.assert_allclose(turned, x, rtol=1e-13)
+
+
+@pytest.mark.parametrize("label", [255, 1000, 2**16 - 1])
+def test_labels_far_apart(label):
+    labels = np.array([[0, label], [label, 0]], np.uint8 if label == 255 else np.int64)
+    _, info = ch.project_bilevel(np.ones((2, 2)), 2.0, groups=labels, full_output=True)
+    np.testing.assert_array_equal(np.flatnonzero(info.kept), [0, label])
+
+
+def test_very_many_labels():
+    labels = np.arange(70_000).reshape(7, 10_000)
+    _, info = ch.project_bilevel(np.ones(labels.shape), 3.0, groups=labels, full_output=True)
+    np.testing.assert_array_equal(np.flatnonzero(info.kept), [0, 1, 2])
+
+
+def test_the_mask_of_labels_of_full_shape_in_fortran_order():
+    y = np.random.default_rng(18).standard_normal((2, 6, 4))
+    labels = np.arange(48).reshape(2, 6, 4) % 5
+    turned = np.ascontiguousarray(y.swapaxes(1, 2)).swapaxes(1, 2)
+    _, info = ch.project_bilevel(turned, 1.5, groups=labels, full_output=True)
+    np.testing.assert_array_equal(info.mask, info.kept[labels])
+
+
+@pytest.mark.parametrize("feasible", [False, True])
+@pytest.mark.parametrize("y", [[[0.9, 0.8, 0.5]], [[0.45, 0.4, 0.25], [0.45, 0.4, 0.25]]])
+def test_l1_norms_that_are_finite_and_projected_beyond_all_floats(y, feasible):
+    given = {"inner": "l1", "feasible": feasible, "full_output": True}
+    expected, wanted = ch.project_bilevel(y, 1.5, **given)
+    x, info = ch.project_bilevel(np.ldexp(y, 1024), 1.5, **given)
+    np.testing.assert_allclose(np.ldexp(x, -1024), expected, rtol=1e-13)
+    np.testing.assert_array_equal(info.kept, wanted.kept)
+    assert info.level == pytest.approx(wanted.level, rel=1e-12)

@@ -1,7 +1,10 @@
 """What every projection promises about arrays, axes, dtypes, outputs and errors."""
 
+import gc
 import re
 import warnings
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conehoyer as ch
+from conehoyer import _checks
 
 # name -> (function, its constraint as a keyword, a usual value)
 FUNCTIONS = {
@@ -986,3 +990,262 @@ def test_integers_beyond_64_bits_are_large():
     with pytest.raises(ValueError, match="nnz must be >= 1, got -1000"):
         ch.level_for_nnz(np.arange(5.0), -(10**30))
     assert ch.level_for_sparseness(0.0, 2**41) == 2.0**41
+
+
+@every_function
+def test_bfloat16_twice_changes_nothing(kind):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    once = project(kind, make("gaussian", 200).astype(ml_dtypes.bfloat16))
+    assert project(kind, once).tobytes() == once.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("excess", "feasible"), [(1.8, True), (2.2, False)])
+def test_the_slack_of_16_bits_is_twice_the_epsilon(dtype, excess, feasible):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.array([4.0, 3.0, 2.0, 1.0]).astype(getattr(ml_dtypes, dtype, dtype))
+    epsilon = 2.0**-10 if dtype == "float16" else 2.0**-7
+    _, info = ch.project_cai(x, 10.0 / 3.0 / (1.0 + excess * epsilon), full_output=True)
+    assert (info.threshold == 0.0) == feasible
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1])
+def test_overwrite_x_writes_over_x(kind, method, axis):
+    """Permission, not a promise; but it is what saves the memory of usual arrays."""
+    x = make("gaussian", 60).reshape(5, 12)
+    x = x if axis else np.asfortranarray(x)
+    assert project(kind, x, axis=axis, method=method, overwrite_x=True) is x
+
+
+@every_function
+def test_overwrite_x_across_the_memory_writes_over_x(kind):
+    x = make("gaussian", 60).reshape(5, 12)
+    assert project(kind, x, axis=0, overwrite_x=True) is x
+
+
+@every_function
+def test_x_whose_entries_share_memory_is_not_overwritten(kind):
+    memory = make("gaussian", 10)
+    x = np.lib.stride_tricks.sliding_window_view(memory, 3, writeable=True)
+    expected = project(kind, x.copy())
+    np.testing.assert_array_equal(project(kind, x, overwrite_x=True), expected)
+
+
+@every_function
+def test_an_out_of_a_wider_dtype_is_refused(kind):
+    with pytest.raises(ValueError, match=r"out.*float32.*float64"):
+        project(kind, make("gaussian", 12).astype("f4"), out=np.empty(12))
+
+
+def test_a_view_of_read_only_memory_keeps_it_alive():
+    owner = np.arange(3.0)
+    owner.flags.writeable = False
+    view, alive = _checks.borrowed(owner), weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert alive() is not None
+    assert view[2] == 2.0
+
+
+@every_function
+def test_a_read_only_x_across_the_memory_is_left_alone(kind):
+    x = make("gaussian", 60).reshape(5, 12)
+    expected = project(kind, x, axis=0)
+    x.flags.writeable = False
+    np.testing.assert_array_equal(project(kind, x, axis=0, overwrite_x=True), expected)
+
+
+@every_function
+def test_nan_among_the_constraints(kind):
+    with pytest.raises(ValueError, match=f"{FUNCTIONS[kind][1]} must be .*nan"):
+        project(kind, np.ones((2, 4)), [1.0, np.nan])
+
+
+@every_function
+@pytest.mark.parametrize("out", [np.empty((12, 5)), np.empty((5, 11)), [[0.0] * 12] * 5])
+def test_bad_out_across_the_memory(kind, out):
+    with pytest.raises((TypeError, ValueError), match="out must"):
+        project(kind, make("gaussian", 60).reshape(5, 12), axis=0, out=out)
+
+
+@every_function
+def test_a_read_only_out_across_the_memory(kind):
+    out = np.empty((5, 12))
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writable"):
+        project(kind, make("gaussian", 60).reshape(5, 12), axis=0, out=out)
+
+
+@every_function
+def test_out_that_overlaps_x_across_the_memory(kind):
+    """Of several panels of columns, the first must not write what the second reads."""
+    memory = make("gaussian", 200_100)
+    x, out = memory[:-100].reshape(1000, 200), memory[100:].reshape(1000, 200)
+    expected = project(kind, x.copy(), axis=0)
+    np.testing.assert_array_equal(project(kind, x, axis=0, out=out), expected)
+
+
+@every_function
+@pytest.mark.parametrize("value", [True, np.True_, [True, True]])
+def test_booleans_are_no_constraints(kind, value):
+    with pytest.raises(TypeError, match=f"{FUNCTIONS[kind][1]} must be real numbers"):
+        project(kind, np.ones((2, 4)), value)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, [True, True]])
+def test_booleans_are_no_counts(value):
+    with pytest.raises(TypeError, match="nnz must be integers"):
+        ch.level_for_nnz(np.ones((2, 4)), value)
+
+
+def test_more_nonzeros_than_a_million():
+    assert ch.level_for_nnz(np.ones(2**20 + 9), 2**20 + 5) == 2**20 + 5
+
+
+def test_an_error_of_the_data_itself_is_not_renamed():
+    class Broken:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        ch.project_cai(Broken(), 1.5)
+
+
+def test_the_error_on_nan_says_how_to_skip_the_check():
+    with pytest.raises(ValueError, match="check_finite=False lets them through"):
+        ch.project_cai([1.0, np.nan], 1.5)
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(1.0, 0.0)])
+def test_norms_whose_ratio_is_no_number_are_refused(l1, l2):
+    """With the error alone: no warning of the division."""
+    with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
+        ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
+
+
+def test_both_norms_zero():
+    np.testing.assert_array_equal(ch.project_hoyer([3.0, 2.0, 1.0], l1=0.0, l2=0.0), 0.0)
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(0.3, 0.1 * 3), (np.sqrt(3.0) * (1 + 2e-16), 1.0)])
+def test_norms_at_their_limits_but_for_rounding(l1, l2):
+    x = ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
+    assert np.linalg.norm(x) == pytest.approx(l2, rel=1e-14)
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(1 - 1e-11, 1.0), (np.sqrt(3.0) * (1 + 1e-11), 1.0)])
+def test_norms_just_beyond_their_limits(l1, l2):
+    with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
+        ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
+
+
+def test_the_slice_whose_norms_are_impossible_is_named():
+    with pytest.raises(ValueError, match=r"got l1=5\.0, l2=2\.0"):
+        ch.project_hoyer(np.ones((2, 3)), l1=[1.0, 5.0], l2=[1.0, 2.0])
+
+
+def test_empty_slices_have_no_impossible_norms():
+    assert ch.project_hoyer(np.empty((2, 0)), l1=5.0, l2=1.0).shape == (2, 0)
+
+
+@every_method
+@pytest.mark.parametrize("shape", [(12,), (5, 12)])
+def test_x_survives_an_error_in_place(kind, method, shape):
+    x = make("gaussian", int(np.prod(shape))).reshape(shape)
+    x.flat[-1] = np.nan
+    before = x.copy()
+    for options in ({"out": x}, {"overwrite_x": True}):
+        with pytest.raises(ValueError, match="x must be finite"):
+            project(kind, x, method=method, **options)
+        np.testing.assert_array_equal(x, before)
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1])
+def test_without_the_check_in_place(kind, method, axis):
+    x = make("gaussian", 60).reshape(5, 12)
+    x[3, 7] = np.nan
+    expected = project(kind, x.copy(), axis=axis, method=method, check_finite=False)
+    project(kind, x, axis=axis, method=method, check_finite=False, out=x)
+    np.testing.assert_array_equal(x, expected)
+
+
+@every_function
+def test_x_survives_an_error_in_place_across_the_memory(kind):
+    """Of several panels of columns, none is written."""
+    x = make("gaussian", 200_000).reshape(1000, 200)
+    x[3, 150] = np.nan
+    before = x.copy()
+    with pytest.raises(ValueError, match="x must be finite"):
+        project(kind, x, axis=0, out=x)
+    np.testing.assert_array_equal(x, before)
+
+
+@every_function
+def test_the_report_of_a_batch_has_integers(kind):
+    _, info = project(kind, make("gaussian", 60).reshape(5, 12), full_output=True)
+    assert [np.asarray(v).dtype.kind for v in (info.nnz, info.passes, info.converged)] == [*"iib"]
+
+
+def test_nonzeros_that_float16_does_not_hold_are_not_counted():
+    x = np.array([2.0**-12, 2.0**-14], np.float16)
+    y, info = ch.project_l1_ball(x, 3 * 2.0**-14 + 2.0**-26, full_output=True)
+    assert info.nnz == np.count_nonzero(y) == 1
+
+
+@every_method
+def test_the_report_on_nothing(kind, method):
+    _, info = project(kind, np.empty(0), 1.0, method=method, full_output=True)
+    assert info.converged is True
+    assert info.support.shape == (0,)
+    _, info = project(kind, np.empty((3, 0)), 1.0, method=method, full_output=True)
+    np.testing.assert_array_equal(info.converged, [True] * 3)
+
+
+@every_function
+def test_methods_of_other_functions_are_unknown(kind):
+    others = {method for methods in METHODS.values() for method in methods} - {*METHODS[kind]}
+    for method in others:
+        with pytest.raises(ValueError, match=f"method must be one of .*'{method}'"):
+            project(kind, np.ones(4), method=method)
+
+
+@pytest.mark.parametrize("method", METHODS["hoyer"])
+def test_hoyer_returns_what_float32_cannot_tell_from_feasible(method):
+    x = np.array([4.0, 3.0, 2.0, 1.0], np.float32)
+    y = ch.project_hoyer(x, ch.hoyer_sparseness(x) * (1 - 2e-6), method=method)
+    np.testing.assert_array_equal(y, x)
+
+
+def test_modules_are_listed():
+    assert {"blocksparse", "optim", "torch"} <= {*dir(ch)}
+
+
+def test_the_stub_has_every_public_name():
+    stub = Path(ch.__file__).with_suffix(".pyi").read_text()
+    assert {*re.findall(r" as (\w+)$", stub, re.M)} == {
+        *ch.__all__,
+        "blocksparse",
+        "optim",
+        "torch",
+    }
+
+
+def test_reports_cannot_be_changed():
+    _, info = ch.project_l1_ball(np.ones(3), full_output=True)
+    with pytest.raises(AttributeError):
+        info.level = 2.0
+
+
+@pytest.mark.parametrize(("l1", "l2"), [(1e308, 1e-10), (1.0, 5e-324)])
+def test_norms_whose_ratio_overflows_are_refused(l1, l2):
+    """With the error alone: no warning of the division."""
+    with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
+        ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
+
+
+def test_float16_holds_no_more():
+    """What exceeds its largest number is inf, without a warning of NumPy's."""
+    x = ch.project_cai(np.array([65504, 65000, 64000], np.float16), 1.5)
+    assert np.isinf(x[0])

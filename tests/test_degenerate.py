@@ -915,3 +915,14 @@ def test_reference_methods_say_where_sums_overflow(project, method):
     with pytest.warns(ch.ConvergenceWarning):
         _, info = project(y, 1e308, method=method, full_output=True)
     assert not info.converged
+
+
+@pytest.mark.parametrize("axis", [1, 0])
+def test_one_of_several_slices_that_hits_the_cap_is_reported(axis):
+    """Where the call was made, whichever way the slices lie."""
+    y = -(0.5 ** np.arange(9000))
+    x = np.array([np.ones(9000), y]) if axis else np.array([np.ones(9000), y]).T.copy()
+    with pytest.warns(ch.ConvergenceWarning, match="1 of 2 projections") as caught:
+        _, info = ch.project_hoyer(x, 0.5, nonneg=True, axis=axis, full_output=True)
+    np.testing.assert_array_equal(info.converged, [True, False])
+    assert caught[0].filename == __file__

@@ -251,3 +251,32 @@ def test_beside_giants_as_many_are_kept_as_the_slack_allows(dtype, seed):
         possible = np.count_nonzero(ch.project_cai(y, float(edge) * (1 - slack)))
         kept = np.count_nonzero(ch.project_cai(y, ch.level_for_nnz(y, k)))
         assert 0.98 * possible <= kept <= k
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [3, 20_000])
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_data_must_be_finite(bad, n, nonneg):
+    x = np.arange(1.0, n + 1)
+    x[n // 2] = bad
+    with pytest.raises(ValueError, match=r"^x must be finite, got NaN or inf$"):
+        ch.level_for_nnz(x, 2, nonneg=nonneg)
+
+
+def test_a_level_of_one_vector_is_a_number():
+    assert type(ch.level_for_nnz(np.arange(5.0), 2)) is np.float64
+    assert type(ch.level_for_nnz(np.eye(3), 2, axis=None)) is np.float64
+    assert type(ch.level_for_groups(np.eye(3), 2)) is np.float64
+    assert type(ch.level_for_sparseness(0.5, 9)) is np.float64
+
+
+@pytest.mark.parametrize("value", [True, [False, True]])
+def test_sparseness_must_be_real_numbers(value):
+    with pytest.raises(TypeError, match="sparseness must be real numbers"):
+        ch.level_for_sparseness(value, 9)
+
+
+@pytest.mark.parametrize(("sparseness", "n"), [([0.5, 1.75], 9), (0.5, [9, -2])])
+def test_the_value_out_of_range_is_named(sparseness, n):
+    with pytest.raises(ValueError, match=r"(1\.75|-2)$"):
+        ch.level_for_sparseness(sparseness, n)

@@ -606,3 +606,9 @@ def test_a_read_only_install_works_and_says_so_once(tmp_path):
         for path in root.rglob("*"):
             path.chmod(0o755)
     assert told == "1 1"
+
+
+def test_nobody_is_held_awake_after_a_call(every_array_is_large):
+    conehoyer.project_cai(np.random.default_rng(0).standard_normal(100_000), 500.0, workers=2)
+    _, desks, _ = _threads._start()
+    assert not desks[:, waiting.HELD].any()

@@ -183,3 +183,36 @@ def test_scores_stay_in_their_range(dtype):
         y[:] = value
         assert 7.0 * (1 - 1e-6) < ch.hoyer_score(y) <= 7.0
         assert 7.0 * (1 - 1e-6) < ch.cai_score(-y) <= 7.0
+
+
+def test_gsp_score_of_a_tuple():
+    x, y = make("gaussian", 5), make("gaussian", 7)
+    assert ch.gsp_score((x, y)) == ch.gsp_score([x, y])
+
+
+def test_gsp_score_of_numbers_beside_arrays():
+    assert ch.gsp_score([np.ones(4), 3.0]) == 0.5
+    assert ch.gsp_score([3.0, np.ones(4)]) == 0.5
+
+
+def test_gsp_score_names_the_array_that_is_none():
+    with pytest.raises(ValueError, match=r"^x\[0\] is no array"):
+        ch.gsp_score([[[1.0], [1.0, 2.0]], np.ones(3)])
+
+
+def test_gsp_score_of_nothing():
+    assert ch.gsp_score(np.empty((0, 3))) == 1.0
+    assert ch.gsp_score([]) == 1.0
+
+
+def test_gsp_score_keeps_the_dimensions():
+    x = make("gaussian", 60).reshape(3, 4, 5)
+    kept = ch.gsp_score(x, axis=1, keepdims=True)
+    assert kept.shape == (1, 1, 1)
+    assert kept[0, 0, 0] == ch.gsp_score(x, axis=1)
+
+
+@pytest.mark.parametrize("x", [np.ones((2, 3)), [np.ones(2), np.ones(3)]], ids=["array", "list"])
+def test_gsp_score_checks_the_number_of_workers(x):
+    with pytest.raises(ValueError, match="workers"):
+        ch.gsp_score(x, workers=0)

@@ -463,3 +463,16 @@ def test_norms_left_to_the_engine(dtype, inner, new_process):
     norms = {"linf": np.inf, "l2": 2, "l1": 1}[inner]
     sums = np.linalg.norm(first.astype(float), ord=norms, axis=1).sum(-1)
     np.testing.assert_allclose(sums, 1e-9, rtol=1e-5)
+
+
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_other_rows_than_the_first_are_left_to_the_engine(check_finite, monkeypatch):
+    monkeypatch.setattr(short, "_engine", {})
+    x = np.abs(np.random.default_rng(12).standard_normal((30, 50)))
+    x[1::3] -= 10.0  # τ < 0
+    alone = np.array([project_simplex(row, 2.0) for row in x])
+    if not check_finite:
+        alone[4] = x[4, 7] = np.nan
+    short._engine.clear()
+    found = project_simplex(x, 2.0, check_finite=check_finite)
+    np.testing.assert_array_equal(found, alone)
