@@ -1249,3 +1249,32 @@ def test_float16_holds_no_more():
     """What exceeds its largest number is inf, without a warning of NumPy's."""
     x = ch.project_cai(np.array([65504, 65000, 64000], np.float16), 1.5)
     assert np.isinf(x[0])
+
+
+class Raising:
+    """An array of the host with a property that there is only on a GPU."""
+
+    @property
+    def __cuda_array_interface__(self):
+        raise AttributeError("not on a GPU")
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([3.0, 2.0, 1.0])
+
+
+class Proxy:
+    """One that has any attribute, as those of tracers do, but for its type."""
+
+    def __getattr__(self, name):
+        if name == "__cuda_array_interface__":
+            return {}
+        raise AttributeError(name)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([3.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", [Raising, Proxy])
+def test_arrays_of_the_host_that_look_like_those_of_a_gpu(kind):
+    expected = ch.project_cai([3.0, 2.0, 1.0], 1.5)
+    np.testing.assert_array_equal(ch.project_cai(kind(), 1.5), expected)
