@@ -424,13 +424,14 @@ def _prepared(optimizer, state_dict):
         state[key] = saved = dict(saved)
         if "step" in saved:
             saved["step"] = _count(saved["step"], key)
+        if saved.get("gamma") is None:
+            saved.pop("gamma", None)
         for name in ("exp_avg", "exp_avg_sq", "gamma"):
-            held = name in saved and not (name == "gamma" and saved[name] is None)
-            if held and not isinstance(saved[name], torch.Tensor):
+            if name in saved and not isinstance(saved[name], torch.Tensor | _Held):
                 raise ValueError(
                     f"state_dict: {name} of parameter {key} must be a tensor, got {saved[name]!r}"
                 )
-        if saved.get("gamma") is not None:
+        if isinstance(saved.get("gamma"), torch.Tensor):  # not where a hook loads a state itself
             saved["gamma"] = _Held(saved["gamma"])
     return {**state_dict, "state": state, "param_groups": groups}
 

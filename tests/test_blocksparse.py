@@ -970,18 +970,17 @@ def test_the_blocks_of_wide_matrices_are_counted(monkeypatch):
         assert costs[0][1:3] == (0, 0.0)
 
 
-def test_the_quickest_of_several_calls_counts():
-    """At least fifteen, however long one takes."""
-    from time import sleep
-
-    calls = []
+def test_the_quickest_of_several_calls_counts(monkeypatch):
+    """Of fifteen, however long one takes."""
+    now, calls = [0.0], []
+    monkeypatch.setattr(blocksparse, "perf_counter", lambda: now[0])
 
     def call():
         calls.append(1)
-        sleep(0.002 if len(calls) == 3 else 0.05)
+        now[0] += 0.25 if len(calls) == 3 else 0.5
 
-    assert 0.002 <= blocksparse._quickest(call) < 0.05
-    assert len(calls) >= 15
+    assert blocksparse._quickest(call) == 0.25
+    assert len(calls) == 15
 
 
 def test_costs_that_noise_turned_around(monkeypatch):

@@ -1117,7 +1117,7 @@ def test_the_error_on_nan_says_how_to_skip_the_check():
         ch.project_cai([1.0, np.nan], 1.5)
 
 
-@pytest.mark.parametrize(("l1", "l2"), [(1.0, 0.0)])
+@pytest.mark.parametrize(("l1", "l2"), [(1.0, 0.0), (1e308, 1e-10), (1.0, 5e-324)])
 def test_norms_whose_ratio_is_no_number_are_refused(l1, l2):
     """With the error alone: no warning of the division."""
     with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
@@ -1236,13 +1236,6 @@ def test_reports_cannot_be_changed():
     _, info = ch.project_l1_ball(np.ones(3), full_output=True)
     with pytest.raises(AttributeError):
         info.level = 2.0
-
-
-@pytest.mark.parametrize(("l1", "l2"), [(1e308, 1e-10), (1.0, 5e-324)])
-def test_norms_whose_ratio_overflows_are_refused(l1, l2):
-    """With the error alone: no warning of the division."""
-    with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
-        ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
 
 
 def test_float16_holds_no_more():

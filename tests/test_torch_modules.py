@@ -1489,3 +1489,30 @@ def test_hooks_of_loading_may_take_a_step():
     optimizer.register_load_state_dict_post_hook(lambda o: o.step() and None)
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert optimizer.state[p]["step"] == 2
+
+
+def test_a_state_without_weights_of_blocks():
+    """As that for NumPy arrays says it: with None."""
+    p, optimizer = stepped()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["gamma"] = None
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 2
+
+
+def test_hooks_of_loading_may_load():
+    p, optimizer = stepped()
+    gamma, calls = optimizer.state[p]["gamma"].clone(), []
+
+    def again(optimizer, *given):
+        calls.append(1)
+        if len(calls) == 1:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    optimizer.register_load_state_dict_post_hook(again)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert len(calls) == 2
+    torch.testing.assert_close(optimizer.state[p]["gamma"], gamma, rtol=0, atol=0)
+    optimizer.step()
+    assert p[2] == 0
