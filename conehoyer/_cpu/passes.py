@@ -417,10 +417,7 @@ def _rare_blocks(z, absolute, anchor, lo, hi, buffer, marks):
         part = z[begin : min(begin + length, z.size)]
         s0, s1, q0, q1 = zero, zero, zero, zero
         for i in range(0, part.size, 4 * width):
-            a0 = simd.without(simd.load(part, i), signs)
-            a1 = simd.without(simd.load(part, i + width), signs)
-            a2 = simd.without(simd.load(part, i + 2 * width), signs)
-            a3 = simd.without(simd.load(part, i + 3 * width), signs)
+            a0, a1, a2, a3 = _four(part, i, signs)
             high0, high1 = simd.above(a0, vhi), simd.above(a1, vhi)
             high2, high3 = simd.above(a2, vhi), simd.above(a3, vhi)
             s0, q0 = add_inside(high0, simd.sub(a0, vanchor), s0, q0)
@@ -546,7 +543,7 @@ def collect_blocks(z, absolute, lo, buffer):
 
     Where an entry is stored depends on what was read before.  At times a processor (Zen 5) lets no
     load pass a store whose place it does not know yet, and stays like that for thousands of calls:
-    so what is loaded here is stored eight registers later, which takes a third of the time then.
+    so what is loaded here is stored eight registers later.
     """
     vlo = simd.splat(lo)
     signs, width = simd.signs(vlo, absolute), simd.lanes(z)
