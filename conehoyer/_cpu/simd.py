@@ -54,8 +54,8 @@ WIDE = 8 if TABLE else 16  # lanes of float64; for the sums of more it has not e
 # of which 0.1 % stay (`OneWorker`): float64 takes a quarter less, float32 a tenth.
 STREAMS = llvm.get_host_cpu_name().startswith("znver")
 # But Zen 5 loses its lead at a mispredicted branch, which counts where data come from memory: from
-# so many bytes on.  There (the same) 10 million float32 take 0.6 of the time with `fetch`, 1 million
-# float64 would take 1.3.
+# so many bytes on.  There (the same) 10 million float32 take 0.6 of the time with `fetch`, and 1
+# million float64 would take 1.3.
 FETCH_FROM = 0
 if STREAMS:
     FETCH_FROM = 12 << 20 if llvm.get_host_cpu_name() == "znver5" else sys.maxsize
