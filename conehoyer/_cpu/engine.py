@@ -1015,7 +1015,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
 
 
 @helper
-def _soft(kind, st, l2, real):
+def soft(kind, st, l2, real):
     """A soft threshold in the data's precision: τ as a pair, what counts as on it, the factor."""
     inlined()
     tau, rest = m.two_sum(st.anchor, st.offset)
@@ -1028,7 +1028,7 @@ def _soft(kind, st, l2, real):
 def write_soft(kind, st, l2, z, absolute, out, past):
     """Write the result for a soft threshold, past the caches if so wanted."""
     inlined()
-    anchor, offset, dust, factor = _soft(kind, st, l2, z.dtype.type)
+    anchor, offset, dust, factor = soft(kind, st, l2, z.dtype.type)
     if past:
         passes.write_soft_past(z, absolute, anchor, offset, dust, factor, out)
     else:
@@ -1059,7 +1059,7 @@ def _write(job, kind, absolute, p, rest, z, out, part, few, past, first, last):
     z, out = uncounted(z), uncounted(out)
     st = job.state
     if job.early:
-        anchor, offset, dust, factor = _soft(kind, st, job.l2, z.dtype.type)
+        anchor, offset, dust, factor = soft(kind, st, job.l2, z.dtype.type)
         for c in range(first, last):
             begin, end = c * CHUNK, min((c + 1) * CHUNK, z.size)
             found = int(part[c, FOUND])
@@ -1204,12 +1204,16 @@ def scale(kind, absolute, p, l2, z, scaled, by_size):
 
 
 @helper
-def write_scaled(st, kind, absolute, p, l2, rest, z, scaled, shift, back, out, row):
-    """Write and report what was computed on scaled data, in the data's own unit."""
+def write_scaled(st, kind, absolute, p, l2, rest, z, scaled, written, shift, back, out, row):
+    """Write and report what was computed on scaled data, in the data's own unit.
+
+    `written`: `scaled` holds the result already.
+    """
     if st.status == m.FEASIBLE:  # bit for bit: scaling may have lost small entries
         passes.write_copy(z, absolute, out)
     else:
-        write_verdict(kind, st, l2, p, rest, z.size, scaled, absolute, scaled, NO)
+        if not written:
+            write_verdict(kind, st, l2, p, rest, z.size, scaled, absolute, scaled, NO)
         for i in range(z.size):
             out[i] = math.ldexp(np.float64(scaled[i]), back)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
@@ -1289,8 +1293,9 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
         report_on(job.state, kind, p, report)
         if attempt > 1:
             write_scaled(
-                job.state, kind, absolute, p, job.l2, rest, z, source, shift, back, target, report
-            )
+                job.state, kind, absolute, p, job.l2, rest, z, source, NO, shift, back, target,
+                report,
+            )  # fmt: skip
         elif job.state.status == m.NONFINITE and strict:
             break
         else:

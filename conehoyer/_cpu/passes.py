@@ -756,7 +756,7 @@ def collect_few(z, absolute, ahead, lo, buffer, few, out):
 
 
 @helper
-def _soft(v, signs, anchor, offset, dust, factor):
+def soft(v, signs, anchor, offset, dust, factor):
     """One register of `write_soft`."""
     inlined()
     d = simd.sub(simd.sub(simd.without(v, signs), anchor), offset)
@@ -795,27 +795,27 @@ def write_soft(z, absolute, anchor, offset, dust, factor, out):
     if begin > 0:
         valid = simd.first_lanes(anchor, begin)
         v = simd.load_part(z, 0, valid)
-        simd.store_part(_soft(v, signs, anchor, offset, dust, factor), valid, out, 0)
+        simd.store_part(soft(v, signs, anchor, offset, dust, factor), valid, out, 0)
     whole = begin + (z.size - begin) // width * width
     if simd.NATIVE and aligned and to_line(z, begin) > 0:
         # Now out begins at a cache line, and z does not: it is read by lines all the same.
         ahead = to_line(z, begin)
         places = simd.places_from(z, width - ahead)
-        simd.store(_soft(simd.load(z, begin), signs, anchor, offset, dust, factor), out, begin)
+        simd.store(soft(simd.load(z, begin), signs, anchor, offset, dust, factor), out, begin)
         line = simd.load(z, begin + ahead)
         begin += width
         while begin < whole - width:
             following = simd.load(z, begin + ahead)
             v = simd.joined(line, following, places)
-            simd.store(_soft(v, signs, anchor, offset, dust, factor), out, begin)
+            simd.store(soft(v, signs, anchor, offset, dust, factor), out, begin)
             line = following
             begin += width
     for i in range(begin, whole, width):
-        simd.store(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
+        simd.store(soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
     if whole < z.size:
         valid = simd.first_lanes(anchor, z.size - whole)
         v = simd.load_part(z, whole, valid)
-        simd.store_part(_soft(v, signs, anchor, offset, dust, factor), valid, out, whole)
+        simd.store_part(soft(v, signs, anchor, offset, dust, factor), valid, out, whole)
 
 
 @helper
@@ -831,7 +831,7 @@ def write_soft_past(z, absolute, anchor, offset, dust, factor, out):
     signs = simd.signs(dust, absolute)
     for end in range(whole, begin, -BACK):
         for i in range(max(end - BACK, begin), end, width):
-            simd.stream(_soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
+            simd.stream(soft(simd.load(z, i), signs, anchor, offset, dust, factor), out, i)
 
 
 @helper

@@ -22,9 +22,25 @@ from numba.extending import register_jitable
 
 from .. import _math as m
 from .._jit import helper, inlined, kernel
-from . import engine, passes, simd
+from . import engine, narrow, passes, simd
 from .apart import address_of
 from .arrays import LOG, NORM, REST, STATUS, WANTED, keep, uncounted
+from .narrow import (
+    BEFORE,
+    FIELDS,
+    KEPT,
+    LEAST,
+    NU,
+    SLACK,
+    STEP,
+    TAKEN,
+    TAU,
+    VERDICT,
+    Q,
+    S,
+    sharp,
+    state,
+)
 
 BYTES, LONGEST = 1 << 13, 1 << 15  # of the rows that are searched together, and of one
 STEPS = 9  # at most; the third may be the last
@@ -32,17 +48,8 @@ FETCHES = 4  # the next rows are fetched in parts, while the first steps are don
 BACK = 0.8  # of a τ that is too far right
 KEEP_ABOVE = 0.8  # of the guess: a copy loses what lies below
 KEEP_FROM = 1 << 11  # bytes of a copy from which that pays
-NARROW = 1.1  # from so many entries for each of l on, rounding is not blown up
 NEAR = 0.3  # of ν², so that a third step is worth its time
-SLACK = 32.0  # times the rounding of τ: entries so near to it may have come in by rounding
 TERMS = 8  # of a running sum of float32, see `passes.RUN`; a short row has no later sums in float64
-
-# What is known of a row: one of `_math`'s verdicts (GO: none yet; CAPPED: none by this search),
-# the last τ, the sums there (after the verdict: at τ + step), the step from it, sums taken, ν at
-# the τ before; and of its copy, how many places are taken, and above what it has all entries (+inf:
-# there is none).
-VERDICT, TAU, STEP, NU, S, Q, TAKEN, BEFORE, KEPT, LEAST = range(10)
-FIELDS = LEAST + 1
 
 
 @register_jitable
@@ -252,15 +259,6 @@ def _step(kind, p, itemsize, real, row):
 
 
 @helper
-def _sharp(kind, p, nu, tau):
-    """Whether a Newton step from ν entries keeps its digits."""
-    inlined()
-    if kind >= m.CAI:
-        return nu > NARROW * p and not m.delicate(p, nu)
-    return nu > 0.0 and p > passes.TINY * tau
-
-
-@helper
 def _is_last(kind, p, row):
     """Whether a Newton step is to end it: most likely no entry is left between τ and τ*.
 
@@ -272,7 +270,7 @@ def _is_last(kind, p, row):
         return True
     passed, nu = abs(row[NU] - row[BEFORE]), row[NU]
     near = row[TAKEN] == 3.0 and passed * passed * passed < NEAR * nu * nu
-    return near and _sharp(kind, p, nu, row[TAU])
+    return near and sharp(kind, p, nu, row[TAU])
 
 
 @helper
@@ -282,7 +280,7 @@ def _last_step(kind, p, itemsize, row):
     nu, s, q, tau = row[NU], row[S], row[Q], row[TAU]
     if not _holds(tau * tau + q, itemsize):
         row[VERDICT] = m.RESCALE
-    elif not _sharp(kind, p, nu, tau):
+    elif not sharp(kind, p, nu, tau):
         row[VERDICT] = m.CAPPED
     else:
         row[STEP] = m.newton_offset(kind, p, nu, s, q)
@@ -300,8 +298,8 @@ def _end(kind, p, folded, row):
         return
     passed, wrong = _passed(folded[: int(row[KEPT])], real(tau), real(step), real(slack))
     # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
-    sharp = _sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
-    if wrong <= np.finfo(real).eps * s and sharp:
+    fine = sharp(kind, p, nu - passed, tau) and abs(step) <= s / nu - step
+    if wrong <= np.finfo(real).eps * s and fine:
         row[VERDICT] = m.SOFT
         row[S], row[Q] = m.sums_at(nu, s, q, step)
     else:
@@ -361,16 +359,6 @@ def search(kind, absolute, tol, x, ahead, targets, folded, rows, table):
 
 
 @helper
-def _state(row):
-    """The engine's state at a verdict."""
-    inlined()
-    return m.State(
-        int(row[VERDICT]), row[TAU], row[STEP], 0.0, 0.0, row[NU], 0, False, True,
-        int(row[TAKEN]), row[S], row[Q],
-    )  # fmt: skip
-
-
-@helper
 def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
     """The verdict on a row, if there is one: from its last τ on, with the sums in float64."""
     tau, taken = row[TAU] if 0.0 < row[TAU] < math.inf else 0.0, int(row[TAKEN])
@@ -389,7 +377,7 @@ def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
 @helper
 def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, copy, scaled, log):
     """The verdict on a row and the norm wanted; GO: left to the engine, RESCALE: another unit."""
-    st = _state(row)
+    st = state(row)
     if st.status == m.SOFT or st.status == m.FEASIBLE:
         pass
     elif engine.is_extreme(kind, p, z.size):
@@ -409,12 +397,14 @@ def _verdict(kind, searched, absolute, p, tol, l2, rest, row, z, copy, scaled, l
         st = engine.refine(st, absolute, p, rest, z)
         if st.status == m.SOFT and not (scaled or m.fits_unit(l2, st, z.itemsize)):
             row[VERDICT] = m.RESCALE
-            st = _state(row)
+            st = state(row)
     return st, l2
 
 
 @helper
-def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out, table):
+def _rescaled(
+    kind, searched, absolute, tol, rest, z, scaled, folded, columns, known, out, table
+):  # fmt: skip
     """Project a row in the unit of its largest entry, unless it is left to the engine."""
     report = table[0, :LOG]
     wanted = report[WANTED]
@@ -424,7 +414,10 @@ def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out
     rows = scaled.reshape((1, z.size))
     if searched == m.CAI or wanted >= np.finfo(z.dtype.type).tiny:
         report[WANTED] = p
-        search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
+        if columns.size:
+            narrow.search(kind, absolute, tol, rows, columns, known, table)
+        else:
+            search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
         report[WANTED] = wanted
     else:  # results are rounded to a few units, and half a unit of τ must be just that
         known[0, VERDICT], known[0, TAU], known[0, TAKEN] = m.GO, 0.0, 0.0
@@ -435,35 +428,51 @@ def _rescaled(kind, searched, absolute, tol, rest, z, scaled, folded, known, out
     )  # fmt: skip
     if st.status != m.GO and st.status != m.RESCALE:
         engine.report_on(st, kind, p, report)
-        engine.write_scaled(st, kind, absolute, p, l2, rest, z, scaled, shift, back, out, report)
+        written = columns.size > 0 and known[0, VERDICT] == m.SOFT and kind != m.HOYER
+        if written:
+            narrow.write(kind, absolute, columns, known, rows)
+        engine.write_scaled(
+            st, kind, absolute, p, l2, rest, z, scaled, written, shift, back, out, report
+        )
 
 
 @kernel
 def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last):
     """`engine.project_rows` of rows that it `suits`; the status of those that are left stays GO."""
-    some, n = together(x), x.shape[1]
+    n = x.shape[1]
+    few = n <= narrow.MOST
+    some = narrow.WIDTH if few else together(x)
     past = engine.goes_past(x, out)
     own_known, own_folded = scratch(x, some)
     own_scaled = np.empty(0, x.dtype)  # until it is needed
+    own_columns = narrow.columns_for(n)
     known, folded, scaled = uncounted(own_known), uncounted(own_folded), uncounted(own_scaled)
+    columns = uncounted(own_columns)
     x, out, table = uncounted(x), uncounted(out), uncounted(table)
     searched = m.CAI if kind == m.HOYER else m.L1 if kind == m.SIMPLEX else kind  # the same τ > 0
     begin = first
     while begin < last:
         end = min(begin + some, last)
         after = min(end + some, last)
-        targets = out[end:after] if whole and not past else out[:0]
-        search(
-            searched, absolute, tol, x[begin:end], x[end:after], targets,
-            folded, known, table[begin:end],
-        )  # fmt: skip
+        if few:
+            narrow.search(kind, absolute, tol, x[begin:end], columns, known, table[begin:end])
+            if kind != m.HOYER:
+                narrow.write(kind, absolute, columns, known, out[begin:end])
+        else:
+            targets = out[end:after] if whole and not past else out[:0]
+            search(
+                searched, absolute, tol, x[begin:end], x[end:after], targets,
+                folded, known, table[begin:end],
+            )  # fmt: skip
         for r in range(begin, end):
             z, row, report, log = x[r], known[r - begin], table[r, :LOG], table[r, LOG:]
             p, l2 = report[WANTED], report[NORM]
             rest = report[REST] if kind == m.HOYER else 0.0
-            if row[VERDICT] == m.SOFT and kind != m.HOYER:  # the usual case, in few words
-                st = _state(row)
-                engine.write_soft(kind, st, l2, z, absolute, out[r], past)
+            # The usual cases, in few words.
+            if kind != m.HOYER and (row[VERDICT] == m.SOFT or (few and row[VERDICT] == m.FEASIBLE)):
+                st = state(row)
+                if not few:
+                    engine.write_soft(kind, st, l2, z, absolute, out[r], past)
                 engine.report_on(st, kind, p, report)
                 continue
             if row[VERDICT] != m.SOFT and row[VERDICT] != m.FEASIBLE and not passes.all_finite(z):
@@ -480,7 +489,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                     own_scaled = np.empty(n, x.dtype)
                     scaled = uncounted(own_scaled)
                 _rescaled(
-                    kind, searched, absolute, tol, rest, z, scaled, folded,
+                    kind, searched, absolute, tol, rest, z, scaled, folded, columns,
                     known[r - begin : r - begin + 1], out[r], table[r : r + 1],
                 )  # fmt: skip
             elif st.status != m.GO:
@@ -489,7 +498,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
         begin = end
     if past:
         simd.drain()
-    keep((own_known, own_folded, own_scaled))
+    keep((own_known, own_folded, own_scaled, own_columns))
 
 
 # --- from other kernels ------------------------------------------------------------------------

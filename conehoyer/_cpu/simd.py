@@ -10,13 +10,15 @@ plain loops (``CONEHOYER_SIMD=0``: ``PLAIN``).
 """
 
 import functools
+import math
+import operator
 import os
 import sys
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, config, types
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic, models, overload, register_model
 
 REGISTER_BITS = 512
 LINE = 64  # bytes of a cache line
@@ -441,9 +443,105 @@ def copy_sign(typingctx, a, b):
 add = _binary("fadd", "a + b, lane by lane.")
 sub = _binary("fsub", "a − b, lane by lane.")
 multiply = _binary("fmul", "a · b, lane by lane.")
+divide = _binary("fdiv", "a / b, lane by lane.")
 differ = _binary("xor", "The lanes in which two masks differ.")
 either = _binary("or_", "The lanes set in either mask.")
 both = _binary("and_", "The lanes set in both masks.")
+
+
+@intrinsic
+def square_root(typingctx, a):
+    """√a, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        return _call(builder, _intrinsic_name("sqrt", a), _llvm(a), args)
+
+    return a(a), codegen
+
+
+# What `_math` says of numbers, said of registers.
+
+
+@overload(operator.add)
+def _add(a, b):
+    if isinstance(a, Vec) and isinstance(b, Vec):
+        return lambda a, b: add(a, b)
+    return None
+
+
+@overload(operator.sub)
+def _sub(a, b):
+    if isinstance(a, Vec) and isinstance(b, Vec):
+        return lambda a, b: sub(a, b)
+    return None
+
+
+@overload(operator.mul)
+def _mul(a, b):
+    if isinstance(a, Vec) and isinstance(b, Vec):
+        return lambda a, b: multiply(a, b)
+    return None
+
+
+@overload(operator.truediv)
+def _truediv(a, b):
+    if isinstance(a, Vec) and isinstance(b, Vec):
+        return lambda a, b: divide(a, b)
+    return None
+
+
+@overload(math.sqrt)
+def _sqrt(a):
+    if isinstance(a, Vec):
+        return lambda a: square_root(a)
+    return None
+
+
+@overload(max)
+def _max(a, b):
+    if isinstance(a, Vec) and isinstance(b, Vec):
+        return lambda a, b: where(above(b, a), b, a)
+    return None
+
+
+@intrinsic
+def gathered(typingctx, array, index, step):
+    """Every `step`-th entry from ``array[index]`` on, as a register of float64."""
+    wide = _register(types.float64)
+
+    def codegen(context, builder, signature, args):
+        value, place, step = args
+        data = context.make_array(array)(context, builder, value).data
+        pointer = builder.gep(data, [place])
+        kind = ir.VectorType(_element(array.dtype), wide.lanes)
+        result = ir.Constant(kind, ir.Undefined)
+        for lane in range(wide.lanes):
+            entry = builder.load(pointer)
+            result = builder.insert_element(result, entry, ir.Constant(ir.IntType(32), lane))
+            pointer = builder.gep(pointer, [step])
+        return result if array.dtype == types.float64 else builder.fpext(result, _llvm(wide))
+
+    return wide(array, types.int64, types.int64), codegen
+
+
+@intrinsic
+def scatter(typingctx, a, array, index, step):
+    """Write a register of float64 to every `step`-th entry from ``array[index]`` on."""
+
+    def codegen(context, builder, signature, args):
+        lanes, value, place, step = args
+        data = context.make_array(array)(context, builder, value).data
+        pointer = builder.gep(data, [place])
+        if array.dtype != types.float64:
+            lanes = builder.fptrunc(lanes, ir.VectorType(_element(array.dtype), a.lanes))
+        for lane in range(a.lanes):
+            builder.store(
+                builder.extract_element(lanes, ir.Constant(ir.IntType(32), lane)), pointer
+            )
+            pointer = builder.gep(pointer, [step])
+        return context.get_dummy_value()
+
+    return types.void(a, array, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -503,6 +601,16 @@ def not_less(typingctx, a, b):
 
     def codegen(context, builder, signature, args):
         return builder.fcmp_unordered(">=", *args)
+
+    return Mask(a.lanes)(a, a), codegen
+
+
+@intrinsic
+def unequal(typingctx, a, b):
+    """The lanes with a != b; NaN does not count."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fcmp_ordered("!=", *args)
 
     return Mask(a.lanes)(a, a), codegen
 
