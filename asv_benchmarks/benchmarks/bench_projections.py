@@ -41,6 +41,12 @@ TYPICAL = {
     "project_simplex": 100.0,
 }
 TWO = (0.5, 0.01)  # nonzeros, where two shares must do
+FEW = {  # for rows of a few entries
+    "project_cai": 1.5,
+    "project_hoyer": 0.5,
+    "project_l1_ball": 1.0,
+    "project_simplex": 1.0,
+}
 
 
 class Floor:
@@ -272,6 +278,23 @@ class ShortRows:
     @sampled("ratio")
     def track_over_floor_by_row(self, *params):
         return self.problem.over_floor(by_row=True).samples
+
+
+class NarrowRows:
+    """200,000 entries as rows of a few, by one worker, over sorting these with NumPy."""
+
+    params = (tuple(FEW), DTYPES, (3, 10, 30))
+    param_names = ("function", "dtype", "n")
+
+    def setup(self, function, dtype, n):
+        y = data("gaussian", (200_000 // n, n), dtype)
+        project = partial(getattr(conehoyer, function), y, FEW[function])
+        self.calls = partial(project, out=np.empty_like(y), workers=1), partial(np.sort, y)
+        self.calls[0]()
+
+    @sampled("ratio")
+    def track_over_sort(self, *params):
+        return compare(self.calls).samples
 
 
 class RowsInMemory:
