@@ -27,7 +27,8 @@ def search_rows(kind, absolute, tol, x, table, result, out):
         end = min(begin + narrow.WIDTH, len(x))
         rows = result[begin:end]
         narrow.search(kind, absolute, tol, x[begin:end], columns, rows, table[begin:end])
-        narrow.write(kind, absolute, columns, rows, out[begin:end])
+        to, about = out[begin:end], table[begin:end]
+        narrow.write(kind, absolute, x[begin:end], columns, rows, about, to, False)
 
 
 def search(kind, absolute, tol, x, wanted):
@@ -163,16 +164,16 @@ def test_a_row_does_not_see_its_neighbours(dtype, n, project):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("project", [project_cai, project_l1_ball, project_simplex])
+@pytest.mark.parametrize("project", PROJECTIONS)
 @pytest.mark.parametrize("name", ["gaussian", "integers", "near_constant", "cauchy"])
 def test_powers_of_two_scale_bit_for_bit(dtype, project, name):
     exponents = (-100, -60, 60, 90) if dtype == np.float32 else (-900, -400, -150, 150, 400, 900)
     for n in (3, 10, 32):
         y = make(name, n, dtype)
-        p = 2.5 if project is project_cai else 1.25
+        p = {project_cai: 2.5, project_hoyer: 0.3}.get(project, 1.25)
         x = project(y, p)
         for exponent in exponents:
-            unit = 0 if project is project_cai else exponent
+            unit = exponent if project in (project_l1_ball, project_simplex) else 0
             scaled = project(np.ldexp(y, exponent), math.ldexp(p, unit))
             np.testing.assert_array_equal(scaled, np.ldexp(x, exponent), err_msg=str(exponent))
 
@@ -210,3 +211,27 @@ def test_thresholds_of_any_sign(total):
     known, _ = search(m.SIMPLEX, False, 1e-14, met, 1.0)
     assert (known[:, narrow.VERDICT] == m.CAPPED).all()
     np.testing.assert_array_equal(project_simplex(met, 1.0), met)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("nonneg", [False, True])
+def test_hoyer_of_any_sign(dtype, nonneg):
+    """Sparser and denser than the input, with its norm and with a norm of their own."""
+    rtol = 1e-12 if dtype == np.float64 else 1e-5
+    for name in ("gaussian", "sparse", "uniform", "zipf", "cauchy"):
+        for n in (3, 10, 32):
+            x = make(name, n, dtype)
+            for sparseness in (0.05, 0.4, 0.8):
+                for l2 in (None, 2.5):
+                    found = project_hoyer(x, sparseness, l2=l2, nonneg=nonneg)
+                    for row, y in zip(found, x, strict=True):
+                        options = {"l2": l2, "nonneg": nonneg}
+                        ref = oracle.project_hoyer(y, sparseness, **options).astype(float)
+                        atol = rtol * np.abs(ref).max()
+                        np.testing.assert_allclose(row, ref, rtol=0, atol=atol)
+
+
+def test_hardly_a_row_of_hoyer_is_left():
+    x = make("gaussian", 10, np.float64, 400)
+    known, _ = search(m.HOYER, True, 1e-14, x, np.linspace(1.5, 9.5, 400))
+    assert np.mean(known[:, narrow.VERDICT] == m.SOFT) > 0.8

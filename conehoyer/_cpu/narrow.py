@@ -13,7 +13,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, inlined
 from . import engine, passes, simd
-from .arrays import LOG, WANTED, uncounted
+from .arrays import LOG, NORM, REST, WANTED, uncounted
 
 MOST = 32  # entries of a row; of more, SSE alone takes longer than `short`, AVX2 from 60 on
 WIDTH = simd.REGISTER_BITS // 64  # rows side by side
@@ -55,6 +55,13 @@ def sharp(kind, p, nu, tau):
 
 
 @helper
+def _is_free(kind):
+    """Whether τ may have any sign."""
+    inlined()
+    return kind == m.SIMPLEX or kind == m.HOYER
+
+
+@helper
 def _to_columns(x, columns):
     """Copy the rows; where there are fewer, the last one again."""
     inlined()
@@ -71,7 +78,7 @@ def _to_columns(x, columns):
 
 @helper
 def _first_sums(kind, columns, n, signs):
-    """ν, S and Q over a > 0, of SIMPLEX over all entries; Q is NaN beside what is not finite."""
+    """ν, S and Q over a > 0, or all entries if τ is free; Q is NaN beside what is not finite."""
     inlined()
     zero, one = simd.splat(0.0), simd.splat(1.0)
     nu, s, q, lost = zero, zero, zero, zero
@@ -80,7 +87,7 @@ def _first_sums(kind, columns, n, signs):
         for i in range(begin, min(begin + TERMS, n)):
             a = simd.without(simd.load(columns, i * WIDTH), signs)
             lost = simd.multiply_add(a, zero, lost)
-            if kind == m.SIMPLEX:
+            if _is_free(kind):
                 nu, firsts = simd.add(nu, one), simd.add(firsts, a)
                 seconds = simd.multiply_add(a, a, seconds)
             else:
@@ -150,14 +157,14 @@ def _search(kind, tol, least, columns, n, signs, behind, log):
         usual = simd.both(simd.above(p, one), simd.above(simd.splat(np.float64(n)), p))
     else:
         excess, unit, limit = s0 - p, p, zero
-        usual = simd.both(simd.above(p, zero), simd.above(far, p))
-    if kind == m.SIMPLEX:
+        usual = simd.above(far, p)
+    if _is_free(kind):
         excess = simd.magnitude(excess)
     holds = simd.both(simd.above(q0, simd.splat(least)), simd.above(simd.splat(1e200), q0))
     going = simd.both(simd.both(usual, holds), simd.above(excess, simd.splat(tol) * unit))
     soft, capped = simd.splat(np.float64(m.SOFT)), simd.splat(np.float64(m.CAPPED))
     met = simd.splat(np.float64(m.FEASIBLE))
-    if kind == m.SIMPLEX:  # whose entries may have any sign
+    if _is_free(kind):  # an equality, for which more has to be asked
         met = capped
     empty = simd.both(simd.above(one, q0), simd.not_less(zero, simd.magnitude(s0)))
     other = simd.where(simd.either(holds, empty), met, simd.splat(np.float64(m.RESCALE)))
@@ -208,8 +215,9 @@ def _judge(kind, p, tol, behind, j, row):
         # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
         fine = sharp(kind, p, nu - behind[PASSED * WIDTH + j], tau)
         fine = fine and behind[WRONG * WIDTH + j] <= 2.0**-52 * s and abs(step) <= s / nu - step
-        if kind == m.SIMPLEX:  # so near to τ = 0 the input may count as feasible
-            fine = fine and abs(tau + step) > 4.0 * tol * p / nu
+        if _is_free(kind):  # so near to τ = 0 the input may count as feasible
+            near = 0.5 * s / (nu - p) if kind == m.HOYER else p / nu
+            fine = fine and abs(tau + step) > 4.0 * tol * near
         if fine:
             s, q = m.sums_at(nu, s, q, step)
         else:
@@ -239,16 +247,35 @@ def search(kind, absolute, tol, x, columns, rows, table):
 
 
 @helper
-def write(kind, absolute, columns, rows, out):
-    """Write the results of the rows that have a soft threshold or are feasible; not of HOYER."""
-    columns, rows, out = uncounted(columns), uncounted(rows), uncounted(out)
+def _refined(absolute, z, about, row, scaled):
+    """Take Hoyer's whole level, and return the norm wanted; RESCALE if another unit is needed."""
+    l2 = about[NORM]
+    if l2 < 0.0:
+        l2 = math.sqrt(passes.squares(z))  # as for rows that have no verdict yet
+    st = engine.refine(state(row), absolute, about[WANTED], about[REST], z)
+    if not scaled and not m.fits_unit(l2, st, z.itemsize):
+        row[VERDICT] = m.RESCALE
+    row[TAU], row[STEP], row[NU], row[S], row[Q] = st.anchor, st.offset, st.nu, st.s, st.q
+    return l2
+
+
+@helper
+def write(kind, absolute, x, columns, rows, table, out, scaled):
+    """Write the results of the rows of x that have a soft threshold or are feasible.
+
+    `scaled`: no other unit will do better.
+    """
+    x, columns, rows = uncounted(x), uncounted(columns), uncounted(rows)
+    table, out = uncounted(table), uncounted(out)
     count, n = out.shape
     behind = columns[n * WIDTH :]
     all_written = count == WIDTH
     for j in range(count):
-        row = rows[j]
+        row, l2 = rows[j], 0.0
+        if kind == m.HOYER and row[VERDICT] == m.SOFT:
+            l2 = _refined(absolute, x[j], table[j], row, scaled)
         if row[VERDICT] == m.SOFT:
-            anchor, offset, dust, factor = engine.soft(kind, state(row), 0.0, np.float64)
+            anchor, offset, dust, factor = engine.soft(kind, state(row), l2, np.float64)
             behind[AT * WIDTH + j], behind[BY * WIDTH + j] = anchor, offset
         else:  # as it is, or without what is negative
             dust, factor = -1.0 if absolute else 0.0, 1.0

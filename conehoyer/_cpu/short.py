@@ -24,7 +24,7 @@ from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import engine, narrow, passes, simd
 from .apart import address_of
-from .arrays import LOG, NORM, REST, STATUS, WANTED, keep, uncounted
+from .arrays import LOG, NO, NORM, REST, STATUS, WANTED, YES, keep, uncounted
 from .narrow import (
     BEFORE,
     FIELDS,
@@ -415,7 +415,9 @@ def _rescaled(
     if searched == m.CAI or wanted >= np.finfo(z.dtype.type).tiny:
         report[WANTED] = p
         if columns.size:
-            narrow.search(kind, absolute, tol, rows, columns, known, table)
+            # Of entries below 0 the unit may have left nothing.
+            sought = kind if absolute or kind == m.SIMPLEX else searched
+            narrow.search(sought, absolute, tol, rows, columns, known, table)
         else:
             search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
         report[WANTED] = wanted
@@ -427,10 +429,11 @@ def _rescaled(
         table[0, LOG:],
     )  # fmt: skip
     if st.status != m.GO and st.status != m.RESCALE:
-        engine.report_on(st, kind, p, report)
-        written = columns.size > 0 and known[0, VERDICT] == m.SOFT and kind != m.HOYER
+        written = columns.size > 0 and known[0, VERDICT] == m.SOFT
         if written:
-            narrow.write(kind, absolute, columns, known, rows)
+            report[NORM], report[WANTED], report[REST] = l2, p, rest
+            narrow.write(kind, absolute, rows, columns, known, table, rows, YES)
+        engine.report_on(st, kind, p, report)
         engine.write_scaled(
             st, kind, absolute, p, l2, rest, z, scaled, written, shift, back, out, report
         )
@@ -456,8 +459,9 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
         after = min(end + some, last)
         if few:
             narrow.search(kind, absolute, tol, x[begin:end], columns, known, table[begin:end])
-            if kind != m.HOYER:
-                narrow.write(kind, absolute, columns, known, out[begin:end])
+            narrow.write(
+                kind, absolute, x[begin:end], columns, known, table[begin:end], out[begin:end], NO
+            )
         else:
             targets = out[end:after] if whole and not past else out[:0]
             search(
@@ -469,10 +473,12 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
             p, l2 = report[WANTED], report[NORM]
             rest = report[REST] if kind == m.HOYER else 0.0
             # The usual cases, in few words.
-            if kind != m.HOYER and (row[VERDICT] == m.SOFT or (few and row[VERDICT] == m.FEASIBLE)):
+            if few and (row[VERDICT] == m.SOFT or row[VERDICT] == m.FEASIBLE):
+                engine.report_on(state(row), kind, p, report)
+                continue
+            if row[VERDICT] == m.SOFT and kind != m.HOYER:
                 st = state(row)
-                if not few:
-                    engine.write_soft(kind, st, l2, z, absolute, out[r], past)
+                engine.write_soft(kind, st, l2, z, absolute, out[r], past)
                 engine.report_on(st, kind, p, report)
                 continue
             if row[VERDICT] != m.SOFT and row[VERDICT] != m.FEASIBLE and not passes.all_finite(z):
