@@ -926,3 +926,26 @@ def test_one_of_several_slices_that_hits_the_cap_is_reported(axis):
         _, info = ch.project_hoyer(x, 0.5, nonneg=True, axis=axis, full_output=True)
     np.testing.assert_array_equal(info.converged, [True, False])
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("project", [ch.project_l1_ball, ch.project_simplex])
+def test_sorting_beside_a_giant(project):
+    """It dwarfs the others' distances from it, and with them the choice of the support."""
+    for seed in range(30):
+        x = np.r_[1e10, 1e-8 * np.random.default_rng(seed).standard_normal(599)]
+        for radius in (1e10 + 5e-6, 1e10 - 3e-6, np.abs(x).sum()):
+            y = project(x, radius, method="sort")
+            np.testing.assert_array_equal(project(y, radius, method="sort"), y)
+
+
+def test_iterative_returns_what_is_feasible():
+    """Many small terms do not add up to a score above the level."""
+    for n in (600, 1025, 3000):
+        for seed in range(10):
+            y = np.r_[1e10, 1e-8 * np.random.default_rng(seed).standard_normal(n - 1)]
+            assert oracle.hoyer_score(y) <= (1.0 + 1e-15) * (1.0 + oracle.LD(1e-14))
+            np.testing.assert_array_equal(ch.project_cai(y, 1.0 + 1e-15, method="iterative"), y)
+    x = np.full(257, 1.3)
+    x[0] = np.nextafter(1.3, 2)
+    y = ch.project_cai(x, 3.5, method="iterative")
+    np.testing.assert_array_equal(ch.project_cai(y, 3.5, method="iterative"), y)

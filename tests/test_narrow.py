@@ -235,3 +235,29 @@ def test_hardly_a_row_of_hoyer_is_left():
     x = make("gaussian", 10, np.float64, 400)
     known, _ = search(m.HOYER, True, 1e-14, x, np.linspace(1.5, 9.5, 400))
     assert np.mean(known[:, narrow.VERDICT] == m.SOFT) > 0.8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ties_just_above_the_level(dtype):
+    """A step may pass the next lower ties by a hair: with them τ is sharp, without them not."""
+    rng = np.random.default_rng(5)
+    for _ in range(600):
+        tops, others = rng.integers(2, 14, 2)
+        unit = rng.uniform(0.5, 2.0)
+        values = unit * np.repeat([3.0, 2.0, 1.0, 0.0], [tops, others, 3, 3])
+        x = (rng.permutation(values) * rng.choice([-1.0, 1.0], values.size)).astype(dtype)
+        level = tops * (1.0 - 2.0 ** rng.integers(-50, -20))
+        ref = oracle.project_cai(x, level).astype(float)
+        atol = 3e-5 if dtype == np.float32 else 3e-12
+        np.testing.assert_allclose(project_cai(x, level), ref, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_entries_at_the_threshold(dtype):
+    """Values one last bit apart, many of each: τ + step is none of the data's numbers."""
+    rng = np.random.default_rng(4)
+    x = (1.0 + np.finfo(dtype).eps * rng.integers(0, 6, (300, 30))).astype(dtype)
+    level = rng.uniform(2.0, 29.0, 300)
+    for row, p, y in zip(project_cai(x, level), level, x, strict=True):
+        ref = oracle.project_cai(y, p).astype(float)
+        np.testing.assert_allclose(row, ref, rtol=0, atol=1e-12 if dtype == np.float64 else 1e-5)

@@ -57,12 +57,19 @@ def condat_threshold(a, count, radius, heap):
                 kept += 1
         changed = kept < live.size
         live = live[:kept]
-    # The running mean has lost digits, and with them maybe entries next to it: Newton's method
-    # from safely left of it, whose sums relative to the mean have all digits.
-    offset, size = -count * 2.0**-52 * (abs(rho) + radius), 0.0
+    return _mended(a[:count], radius, rho)
+
+
+@helper
+def _mended(a, radius, rho):
+    """τ near ρ: sums over many entries lose digits, and with them maybe entries next to it.
+
+    By Newton's method from safely left of ρ, whose sums relative to that have all digits.
+    """
+    offset, size = -a.size * 2.0**-52 * (abs(rho) + radius), 0.0
     for _ in range(m.NEWTON_PASSES):
         before = size
-        size, total, _ = passes.sums(a[:count], False, rho, offset)
+        size, total, _ = passes.sums(a, False, rho, offset)
         if size == before:
             break
         offset = m.newton_offset(m.L1, radius, size, total, 0.0)
@@ -81,9 +88,7 @@ def sorted_threshold(a, radius):
             break
         total += value
         size = k
-    anchor = np.float64(a[n - size])
-    _, total, _ = passes.sums(a[n - size :], False, anchor, -math.inf)
-    return anchor, m.newton_offset(m.L1, radius, size, total, 0.0)
+    return _mended(a, radius, top + (total - radius) / size)
 
 
 @helper
@@ -142,18 +147,24 @@ def ball_rows(kind, absolute, tol, by_sorting, x, ordered, out, table, first, la
 @helper
 def _spread(a):
     """Number, mean, Σ(a − mean)², smallest and largest of the positive entries."""
-    nu, total, low, high = 0, 0.0, math.inf, 0.0
-    for i in range(a.size):
-        if a[i] > 0.0:
-            nu += 1
-            total += a[i]
-            low, high = min(low, a[i]), max(high, a[i])
-    mean = total / max(nu, 1)
-    squares = 0.0
-    for i in range(a.size):
-        if a[i] > 0.0:
-            squares += (a[i] - mean) ** 2
-    return nu, mean, squares, low, high
+    nu, total, lost, low, high = 0, 0.0, 0.0, math.inf, 0.0
+    for begin in range(0, a.size, passes.RUN):
+        part = 0.0
+        for i in range(begin, min(begin + passes.RUN, a.size)):
+            if a[i] > 0.0:
+                nu += 1
+                part += a[i]
+                low, high = min(low, a[i]), max(high, a[i])
+        total, lost = passes.add_exactly(total, lost, part)
+    mean = (total + lost) / max(nu, 1)
+    squares, lost = 0.0, 0.0
+    for begin in range(0, a.size, passes.RUN):
+        part = 0.0
+        for i in range(begin, min(begin + passes.RUN, a.size)):
+            if a[i] > 0.0:
+                part += (a[i] - mean) ** 2
+        squares, lost = passes.add_exactly(squares, lost, part)
+    return nu, mean, squares + lost, low, high
 
 
 @helper
