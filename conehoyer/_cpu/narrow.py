@@ -206,7 +206,7 @@ def _search(kind, tol, least, columns, n, signs, behind, log):
 
 
 @helper
-def _judge(kind, p, tol, behind, j, row):
+def _judge(kind, p, behind, j, row):
     """Tell `row` what is known of it, and whether it may count."""
     inlined()
     verdict, tau, step = behind[KIND * WIDTH + j], behind[AT * WIDTH + j], behind[BY * WIDTH + j]
@@ -215,9 +215,6 @@ def _judge(kind, p, tol, behind, j, row):
         # Without entries so near to τ that rounding lets them in, it must still be a sharp step.
         fine = sharp(kind, p, nu - behind[PASSED * WIDTH + j], tau)
         fine = fine and behind[WRONG * WIDTH + j] <= 2.0**-52 * s and abs(step) <= s / nu - step
-        if _is_free(kind):  # so near to τ = 0 the input may count as feasible
-            near = 0.5 * s / (nu - p) if kind == m.HOYER else p / nu
-            fine = fine and abs(tau + step) > 4.0 * tol * near
         if fine:
             s, q = m.sums_at(nu, s, q, step)
         else:
@@ -243,7 +240,7 @@ def search(kind, absolute, tol, x, columns, rows, table):
     least = 1e-50 if x.itemsize == 4 else 1e-200  # results of float32 might be subnormal
     _search(kind, tol, least, columns, n, signs, behind, table[0, LOG:])
     for j in range(count):
-        _judge(kind, table[j, WANTED], tol, behind, j, rows[j])
+        _judge(kind, table[j, WANTED], behind, j, rows[j])
 
 
 @helper
