@@ -205,16 +205,15 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     if out is None and overwrite_x and x is s.array and writable_as(x, s.dtype):
         if np.shares_memory(x_rows, x):
             out = x
-    if out is None:
-        if s.axis is None or s.axis == len(shape) - 1:
-            result = np.empty(shape, s.dtype)
-            if s.dtype is s.work:
-                rows = result[None] if len(shape) == 1 else result.reshape(x_rows.shape)
-                return x_rows, Target(rows, result, True, False)
-        else:
-            result = np.empty_like(s.array, dtype=s.dtype, subok=False)
-        return x_rows, Target(np.empty(x_rows.shape, s.work), result, False, False)
-    check_out(out, shape, s.dtype)
+    if out is not None:
+        check_out(out, shape, s.dtype)
+    elif s.axis is None or s.axis == len(shape) - 1:
+        out = np.empty(shape, s.dtype)
+        if s.dtype is s.work:  # the usual case, told quickly
+            rows = out[None] if len(shape) == 1 else out.reshape(x_rows.shape)
+            return x_rows, Target(rows, out, True, False)
+    else:  # the slices may lie side by side in it as they do in the input
+        out = np.empty_like(s.array, dtype=s.dtype, subok=False)
     view = None
     if out.dtype == s.work:
         moved = out if s.axis is None else _last(out, s.axis)

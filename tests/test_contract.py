@@ -2,8 +2,10 @@
 
 import gc
 import re
+import tracemalloc
 import warnings
 import weakref
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -1271,3 +1273,53 @@ class Proxy:
 def test_arrays_of_the_host_that_look_like_those_of_a_gpu(kind):
     expected = ch.project_cai([3.0, 2.0, 1.0], 1.5)
     np.testing.assert_array_equal(ch.project_cai(kind(), 1.5), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_of_fortran_order_need_no_memory_but_the_results(dtype):
+    x = np.asfortranarray(np.random.default_rng(0).standard_normal((400, 300)), dtype)
+    ch.project_cai(x, 9.0, axis=0)
+    tracemalloc.start()
+    result = ch.project_cai(x, 9.0, axis=0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert result.flags.f_contiguous
+    assert peak < 1.5 * x.nbytes
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f8"])
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize("axis", range(3))
+def test_any_order_in_memory_gives_the_same_bits(order, axis, dtype):
+    """Wherever the slices lie, and wherever the result goes; it lies as x does."""
+    x = np.random.default_rng(1).standard_normal((4, 5, 6)).astype(dtype)
+    expected = ch.project_l1_ball(np.moveaxis(x, axis, -1).copy(), 1.5)
+    expected = np.moveaxis(expected, -1, axis)
+    turned = np.transpose(np.transpose(x, order).copy(), np.argsort(order))
+    before = turned.copy()
+    result = ch.project_l1_ball(turned, 1.5, axis=axis)
+    np.testing.assert_array_equal(result, expected)
+    assert not np.shares_memory(result, turned)
+    np.testing.assert_array_equal(turned, before)
+    for out in (np.empty_like(result, order="C"), np.empty_like(result, order="F")):
+        assert ch.project_l1_ball(turned, 1.5, axis=axis, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(turned, before)
+    spent = ch.project_l1_ball(turned, 1.5, axis=axis, overwrite_x=True)
+    np.testing.assert_array_equal(spent, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 3), (3, 1)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_fortran_order_of_small_shapes(shape, axis):
+    x = np.ones(shape, order="F")
+    result = ch.project_l1_ball(x, 0.5, axis=axis)
+    np.testing.assert_allclose(result, x * (0.5 / max(shape[axis], 1)), rtol=1e-15)
+
+
+def test_slices_that_share_memory_get_results_that_do_not():
+    x = np.broadcast_to(np.array([[3.0], [1.0]]), (2, 4))
+    result = ch.project_l1_ball(x, 2.0, axis=0)
+    np.testing.assert_array_equal(result, [[2.0] * 4, [0.0] * 4])
+    result[0, 0] = 7.0
+    assert result[0, 1] == 2.0
