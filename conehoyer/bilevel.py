@@ -605,16 +605,14 @@ def level_for_groups(
     counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1")
     counts = np.minimum(counts, parts.number).astype(np.int64)
     read = parts.seen(_groups.source(data))
-    levels = np.empty(len(counts))
-    for b in range(len(counts)):
-        if not read.size:
-            levels[b] = max(parts.number, 1)
-            continue
-        norms, _ = _groups.norms(read[b], parts, norm, 1)
-        if not np.isfinite(norms).all():
-            raise ValueError("x must be finite, got NaN or inf")
-        levels[b] = levels_of_rows(norms[None], counts[b : b + 1], data.slack)[0]
-    return levels.reshape(batch)[()]
+    if not read.size:
+        return np.full(batch, max(parts.number, 1), np.float64)[()]
+    norms = np.empty((len(read), parts.number), _groups.dtype_of_norms(read, parts, norm))
+    for z, own in zip(read, norms, strict=True):
+        own[:], _ = _groups.norms(z, parts, norm, 1)  # a level has no unit
+    if not np.isfinite(norms).all():
+        raise ValueError("x must be finite, got NaN or inf")
+    return levels_of_rows(norms, counts, data.slack).reshape(batch)[()]
 
 
 def largest_groups(x, count, groups, inner, workers):

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 import conehoyer as ch
 from conehoyer import _math as m
+from conehoyer import bilevel
 from conehoyer._cpu import engine, levels
 from conehoyer._jit import entry
 
@@ -280,3 +281,40 @@ def test_sparseness_must_be_real_numbers(value):
 def test_the_value_out_of_range_is_named(sparseness, n):
     with pytest.raises(ValueError, match=r"(1\.75|-2)$"):
         ch.level_for_sparseness(sparseness, n)
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("groups", ["columns", "rows", (2, 3)])
+def test_levels_of_many_matrices_are_found_together(inner, dtype, groups, monkeypatch):
+    """And are those of each by itself, in whatever unit each has to be measured."""
+    rng = np.random.default_rng(0)
+    units = np.array([[1.0, 1e-30, 1e30], [1e-38, 3.0, 1e37]])[..., None, None]
+    y = (rng.standard_normal((2, 3, 6, 8)) * units).astype(dtype)
+    number = rng.integers(1, 5, (2, 3))
+    expected = [
+        [ch.level_for_groups(z, k, groups=groups, inner=inner) for z, k in zip(*pair, strict=True)]
+        for pair in zip(y, number, strict=True)
+    ]
+    calls, levels_of_rows = [], bilevel.levels_of_rows
+    monkeypatch.setattr(
+        bilevel, "levels_of_rows", lambda *args: calls.append(1) or levels_of_rows(*args)
+    )
+    result = ch.level_for_groups(y, number, groups=groups, inner=inner)
+    np.testing.assert_array_equal(result, expected)
+    assert len(calls) == 1
+
+
+def test_a_matrix_of_many_must_be_finite():
+    y = np.ones((3, 4, 5))
+    y[1, 2, 3] = np.inf
+    for inner in ("linf", "l2", "l1"):
+        with pytest.raises(ValueError, match=r"^x must be finite, got NaN or inf$"):
+            ch.level_for_groups(y, 2, inner=inner)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 4)])
+def test_levels_of_nothing(shape):
+    result = ch.level_for_groups(np.ones(shape), 2)
+    assert result.dtype == np.float64
+    np.testing.assert_array_equal(result, np.full(shape[:-2], max(shape[-1], 1)))
