@@ -91,7 +91,8 @@ def levels_of_rows(z, counts, tol, nonneg=False):
     result, margin = levels.copy(), 0.0
     rows, numbers, room = z, np.arange(len(z)), np.empty_like(z)
     while len(rows):
-        trial = np.array([m.lowered(level, margin) for level in levels[numbers]])
+        trial = np.empty(len(rows))
+        kernels.lowered_levels(levels[numbers], margin, trial)
         result[numbers] = trial
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         table[:, WANTED] = trial

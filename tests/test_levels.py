@@ -318,3 +318,11 @@ def test_levels_of_nothing(shape):
     result = ch.level_for_groups(np.ones(shape), 2)
     assert result.dtype == np.float64
     np.testing.assert_array_equal(result, np.full(shape[:-2], max(shape[-1], 1)))
+
+
+@pytest.mark.parametrize("margin", [0.0, 2.0**-53, 2.0**-32, 1.1e-6])
+def test_levels_are_lowered_together(margin):
+    given = np.array([1.0, 1.0 + 2.0**-52, 2.5, 1e5 / 3.0])
+    lowered = np.empty(4)
+    levels.lowered_levels(given, margin, lowered)
+    np.testing.assert_array_equal(lowered, [m.lowered(level, margin) for level in given])

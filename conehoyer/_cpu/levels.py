@@ -104,6 +104,13 @@ def edge_levels(x, counts, levels, first, last):
 
 
 @kernel
+def lowered_levels(levels, margin, lowered):
+    """`_math.lowered` of each."""
+    for i in range(levels.size):
+        lowered[i] = m.lowered(levels[i], margin)
+
+
+@kernel
 def count_nonzeros(x, counts):
     """How many entries of each row are not 0; NaN is not."""
     x = uncounted(x)
