@@ -156,8 +156,14 @@ def rows(s: Slices) -> np.ndarray:
     else:
         array = _last(array, s.axis).reshape(math.prod(s.batch), s.length)
     if array.dtype is not s.work or not array.flags.carray:
-        array = borrowed(np.ascontiguousarray(array, dtype=s.work))
+        array = borrowed(in_order(array, s.work))
     return array
+
+
+def in_order(array, work) -> np.ndarray:
+    """The array in C order and the dtype of the computation."""
+    with np.errstate(over="ignore", under="ignore"):  # of long double; they become inf, or 0
+        return np.ascontiguousarray(array, dtype=work)
 
 
 def _last(array, axis):
@@ -273,9 +279,14 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
             transpose_each(goal.rows.reshape(count, width, length), cube)
         else:
             moved = goal.array if s.axis is None else _last(goal.array, s.axis)
-            with np.errstate(over="ignore"):  # beyond all numbers of float16 they are inf
-                moved[...] = goal.rows.reshape(moved.shape)
+            fill(moved, goal.rows)
     return goal.array
+
+
+def fill(result, values):
+    """Copy values into a result, whose dtype may be narrower."""
+    with np.errstate(over="ignore", under="ignore"):  # of float16; they become inf, or 0
+        result[...] = values.reshape(result.shape)
 
 
 def _cube(s, array):

@@ -98,7 +98,7 @@ def source(x: Matrices) -> np.ndarray:
     if array.dtype is x.work and array.flags.carray:  # the usual case, told quickly
         return array
     if array.dtype is not x.work or not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array, dtype=x.work)
+        array = _checks.in_order(array, x.work)
     return _checks.borrowed(array)
 
 
@@ -126,8 +126,7 @@ def target(x: Matrices, given, read, out, overwrite_x):
 
 def deliver(x: Matrices, write, out) -> None:
     """Copy the matrices into the result that is returned."""
-    moved = out.swapaxes(-1, -2) if x.turned else out
-    moved[...] = write.reshape(moved.shape)
+    _checks.fill(out.swapaxes(-1, -2) if x.turned else out, write)
 
 
 def parse(groups, x: Matrices) -> Groups:

@@ -281,10 +281,11 @@ def _bilevel(
         if worst < m.RESCALE:
             return
         left = np.flatnonzero(info[:, STATUS] == m.RESCALE)
-    for b in left:
-        _in_steps(
-            kind, parts, inner, feasible, slack, matrices[b], out[b], radii[b], info[b], workers
-        )
+    with np.errstate(over="ignore", under="ignore"):  # in another unit, and in the data's again
+        for b in left:
+            _in_steps(
+                kind, parts, inner, feasible, slack, matrices[b], out[b], radii[b], info[b], workers
+            )
     failed = info[:, STATUS] == m.NONFINITE
     if failed.any():
         if check_finite:
@@ -320,16 +321,14 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
         _shrink(z, parts, slack, u, norms, unit, out, workers)
     else:
         if clip and unit != 1.0:
-            with np.errstate(over="ignore"):  # no bound then
-                u /= u.dtype.type(unit)
+            u /= u.dtype.type(unit)  # infinite ones bound nothing
         task = partial(kernels.apply, z, *parts.layout, u, norms[:0] if clip else norms, out)
         run_split(task, len(z), workers)
     if unit != 1.0:
-        with np.errstate(over="ignore"):  # beyond all floats they are inf
-            radii /= unit
-            info[THRESHOLD] /= unit
-            if kind == m.L1:
-                info[REACHED] /= unit
+        radii /= unit
+        info[THRESHOLD] /= unit
+        if kind == m.L1:
+            info[REACHED] /= unit
 
 
 def _shrink(z, parts, slack, radii, norms, unit, out, workers):
@@ -479,9 +478,10 @@ def project_l1inf_ball(
 
 def _l1inf(parts, slack, check_finite, matrices, out, radii, info, workers):
     """The exact ℓ1,∞ projection of matrices."""
-    for b in range(len(matrices)):
-        bounds = radii[b] if radii.size else np.empty(parts.number)
-        _bounded(matrices[b], parts, slack, check_finite, out[b], bounds, info[b], workers)
+    with np.errstate(over="ignore", under="ignore"):  # in another unit, and in the data's again
+        for b in range(len(matrices)):
+            bounds = radii[b] if radii.size else np.empty(parts.number)
+            _bounded(matrices[b], parts, slack, check_finite, out[b], bounds, info[b], workers)
 
 
 def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):

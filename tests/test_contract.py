@@ -1323,3 +1323,49 @@ def test_slices_that_share_memory_get_results_that_do_not():
     np.testing.assert_array_equal(result, [[2.0] * 4, [0.0] * 4])
     result[0, 0] = 7.0
     assert result[0, 1] == 2.0
+
+
+LOUD = {
+    "cai": lambda x: ch.project_cai(x, 2.0),
+    "iterative": lambda x: ch.project_cai(x, 2.0, method="iterative"),
+    "hoyer": lambda x: ch.project_hoyer(x, 0.7),
+    "ball": lambda x: ch.project_l1_ball(x, 1e-320),
+    "sort": lambda x: ch.project_l1_ball(x, 1e-320, method="sort"),
+    "simplex": lambda x: ch.project_simplex(x, 1e-320),
+    "linf": lambda x: ch.project_bilevel(x, 2.0, full_output=True)[0],
+    "l2": lambda x: ch.project_bilevel(x, 2.0, inner="l2", full_output=True)[0],
+    "l1": lambda x: ch.project_bilevel(x, 2.0, inner="l1", full_output=True)[0],
+    "radius": lambda x: ch.project_bilevel(x, radius=1e-320, inner="l2", full_output=True)[0],
+    "exact": lambda x: ch.project_l1inf_ball(x, 1e-320, full_output=True)[0],
+    "level": lambda x: ch.level_for_nnz(x, 2),
+    "level of groups": lambda x: ch.level_for_groups(x, 2, inner="l2"),
+}
+SCALES = {
+    "f2": [1.0, 2e4, 1e-7],
+    "f4": [1e-44, 1e38],
+    "f8": [1e-320, 1e307],
+    "g": [1e-320, 1e307, np.finfo(np.longdouble).tiny],  # long double
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(dtype, scale) for dtype in SCALES for scale in SCALES[dtype]]
+)
+@pytest.mark.parametrize("kind", LOUD)
+def test_floating_point_errors_that_raise_do_not_tell_of_the_inside(kind, dtype, scale):
+    """Whatever NumPy is told to raise: results that over- or underflow are what they are."""
+    x = np.random.default_rng(2).uniform(-1.5, 1.5, (4, 6)).astype(np.longdouble)
+    x = (x * np.longdouble(scale)).astype(dtype)
+    with np.errstate(all="ignore"):
+        expected = LOUD[kind](x)
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(LOUD[kind](x), expected)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).maxexp == 1024, reason="long double is float64")
+@pytest.mark.parametrize("kind", LOUD)
+def test_long_doubles_beyond_float64_are_not_finite(kind):
+    x = np.ones((4, 6), np.longdouble)
+    x[1, 2] = np.finfo(np.longdouble).max
+    with pytest.raises(ValueError, match=r"^x must be finite"):
+        LOUD[kind](x)
