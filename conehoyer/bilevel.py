@@ -20,7 +20,6 @@ from ._results import warn_capped
 from ._threads import resolve_workers, run_split, team
 from .levels import levels_of_rows
 
-_MOST = float(np.finfo(float).max)
 _ROOM = 2.0**-32  # of all floats: what norms are projected to exceeds them by √number at most
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
@@ -110,7 +109,8 @@ def project_bilevel(
         batch.  See `level_for_groups` for a wanted number of groups.
     radius : float or array_like of float64, optional
         Bound on the sum of the groups' norms instead, at least 0 (bilevel ℓ1,∞ for
-        ``inner="linf"``).  Exactly one of `level` and `radius` must be given.
+        ``inner="linf"``); infinity bounds nothing.  Exactly one of `level` and `radius`
+        must be given.
     groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
         The groups: the columns, the rows, the diagonals (group j has the offset
         j − (M − 1)), blocks of this shape (those at the lower and right edge may be
@@ -351,7 +351,7 @@ def _outer(level, radius, batch):
     """The outer constraint: its kind, and its parameter, for all matrices or for each."""
     if radius is None:
         return m.CAI, _checks.of_batch(level, "level", batch, 1.0, math.inf, ">= 1")
-    return m.L1, _checks.of_batch(radius, "radius", batch, 0.0, _MOST, "finite and >= 0")
+    return m.L1, _checks.of_batch(radius, "radius", batch, 0.0, math.inf, ">= 0")
 
 
 def _info(data, parts, result, radii, info):
@@ -394,7 +394,7 @@ def project_l1inf_ball(
     x : array_like of real numbers, shape (..., M, N)
         The matrix, or a batch of matrices, each projected by itself.
     radius : float or array_like of float64
-        Radius of the ball, at least 0; broadcasts against the batch.
+        Radius of the ball, at least 0; infinity bounds nothing.  Broadcasts against the batch.
     groups : {"columns", "rows", "diagonals"}, (int, int) or array_like, default "columns"
         The groups, as for `project_bilevel`.
     out : ndarray, optional
@@ -419,7 +419,7 @@ def project_l1inf_ball(
     Raises
     ------
     ValueError
-        If `radius` is negative, not finite or does not broadcast, or x is not finite;
+        If `radius` is negative or does not broadcast, or x is not finite;
         `groups`, `workers` and `out` as for `project_bilevel`.
     TypeError
         If x is complex, masked or sparse, or an argument has the wrong type.
@@ -469,7 +469,7 @@ def project_l1inf_ball(
     data = _groups.matrices(x)
     parts = _groups.parse(groups, data)
     batch = () if parts.whole else data.batch
-    radii = _checks.of_batch(radius, "radius", batch, 0.0, _MOST, "finite and >= 0")
+    radii = _checks.of_batch(radius, "radius", batch, 0.0, math.inf, ">= 0")
     run = partial(_l1inf, parts, data.slack, check_finite)
     return _project(
         data, x, parts, run, radii, out, overwrite_x, check_finite, workers, full_output

@@ -560,8 +560,8 @@ def test_errors():
         ({"level": 2.0, "radius": 1.0}, ValueError, r"both \(2.0 and 1.0\)"),
         ({"level": 0.5}, ValueError, r"level must be >= 1, got 0.5"),
         ({"level": np.nan}, ValueError, "level must be >= 1, got nan"),
-        ({"radius": -1.0}, ValueError, "radius must be finite and >= 0, got -1.0"),
-        ({"radius": np.inf}, ValueError, "radius must be finite and >= 0, got inf"),
+        ({"radius": -1.0}, ValueError, "radius must be >= 0, got -1.0"),
+        ({"radius": np.nan}, ValueError, "radius must be >= 0, got nan"),
         ({"level": [2.0, 3.0]}, ValueError, "level must broadcast"),
         ({"level": 2.0, "inner": "l3"}, ValueError, "inner must be one of .*'l3'"),
         ({"level": 2.0, "groups": "blocks"}, ValueError, "groups must be .*'blocks'"),
@@ -878,3 +878,53 @@ def test_l1_norms_that_are_finite_and_projected_beyond_all_floats(y, feasible):
     np.testing.assert_allclose(np.ldexp(x, -1024), expected, rtol=1e-13)
     np.testing.assert_array_equal(info.kept, wanted.kept)
     assert info.level == pytest.approx(wanted.level, rel=1e-12)
+
+
+BOUNDED = {inner: partial(ch.project_bilevel, inner=inner, full_output=True) for inner in INNER} | {
+    "exact": partial(ch.project_l1inf_ball, full_output=True)
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-320, 1e307])
+@pytest.mark.parametrize("groups", [*KINDS[:3], (2, 3)], ids=str)
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_an_infinite_radius_bounds_nothing(kind, groups, scale):
+    project = BOUNDED[kind]
+    y = np.random.default_rng(20).standard_normal((6, 8)) * scale
+    for z in (y, np.asfortranarray(y)):
+        x, info = project(z, radius=np.inf, groups=groups)
+        np.testing.assert_array_equal(x, y)
+        assert info.kept.all()
+        assert info.mask.all()
+        assert info.threshold == 0.0
+        assert info.nnz == y.size
+        assert info.converged
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_some_radii_are_infinite(kind, dtype, workers):
+    project = partial(BOUNDED[kind], workers=workers)
+    y = np.random.default_rng(21).standard_normal((3, 5, 7)).astype(dtype)
+    y[1] = 0.0
+    radii = np.array([2.0, np.inf, np.inf])
+    x, info = project(y, radius=radii)
+    expected, report = project(y[0], radius=2.0)
+    np.testing.assert_array_equal(x, [expected, y[1], y[2]])
+    np.testing.assert_array_equal(info.threshold, [report.threshold, 0.0, 0.0])
+    np.testing.assert_array_equal(info.radii[0], report.radii)
+    assert info.converged.all()
+    y[2, 1, 1] = np.nan
+    with pytest.raises(ValueError, match="x must be finite"):
+        project(y, radius=radii)
+    x, _ = project(y, radius=radii, check_finite=False)
+    np.testing.assert_array_equal(x, [expected, y[1], np.full((5, 7), np.nan)])
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_the_sum_of_norms_may_be_infinite_as_well(kind):
+    y = np.full((3, 4), 1e308)
+    x, info = BOUNDED[kind](y, radius=np.inf)
+    np.testing.assert_array_equal(x, y)
+    assert info.level == np.inf

@@ -156,10 +156,9 @@ def test_errors():
         with pytest.raises(ValueError, match="x must be finite"):
             ch.project_l1inf_ball(z, 1.0)
         assert np.isnan(ch.project_l1inf_ball(z, 1.0, check_finite=False)).all()
-        with pytest.raises(ValueError, match="radius must be finite and >= 0"):
+    for bad in (-2.0, np.nan, -np.inf):
+        with pytest.raises(ValueError, match=f"^radius must be >= 0, got {bad}$"):
             ch.project_l1inf_ball(y, bad)
-    with pytest.raises(ValueError, match=r"radius must be finite and >= 0, got -2\.0"):
-        ch.project_l1inf_ball(y, -2.0)
     with pytest.raises(ValueError, match="groups must be"):
         ch.project_l1inf_ball(y, 1.0, groups="cells")
 

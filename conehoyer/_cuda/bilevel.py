@@ -22,7 +22,6 @@ _HELD = 8  # entries of a thread, in registers
 # Wide words of a thread, in registers, and the entries in them.
 _WORDS, _ENTRIES = (2, 8) if SIMULATED else (4, 16)
 _FAR = 1 << 30  # more rows than a thread has, and more columns than `treat_words` takes
-_MOST = np.finfo(float).max
 
 
 # --- what is done to the groups --------------------------------------------------------------
@@ -35,7 +34,7 @@ def scale_bounds(p_one, p_each, low, high, inner, tops, scaled):
     while r < scaled.size:
         p = pick(p_one, p_each, r)
         if low <= p <= high:
-            p = min(p * unit_of(tops[r], inner == L2), high)
+            p *= unit_of(tops[r], inner == L2)  # infinity bounds nothing
         scaled[r] = p
         r += cuda.gridsize(1)
 
@@ -436,7 +435,7 @@ def _outer(level, radius, s):
     """The outer constraint: its kind, and its parameter for each matrix."""
     if radius is None:
         return m.CAI, arrays.per_slice(level, "level", s, 1.0, math.inf, ">= 1")
-    return m.L1, arrays.per_slice(radius, "radius", s, 0.0, _MOST, "finite and >= 0")
+    return m.L1, arrays.per_slice(radius, "radius", s, 0.0, math.inf, ">= 0")
 
 
 def level_for_groups(x, n_groups, given, inner):

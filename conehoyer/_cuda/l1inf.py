@@ -383,7 +383,7 @@ def project(x, radius, given, most, out, overwrite_x, check_finite, full_output)
     with home.active():
         parts = partition.parse(given, s, home)
         s = s._replace(batch=() if parts.whole else s.shape[:-2])
-        radii = arrays.per_slice(radius, "radius", s, 0.0, np.finfo(float).max, "finite and >= 0")
+        radii = arrays.per_slice(radius, "radius", s, 0.0, math.inf, ">= 0")
         shape = (s.number, math.prod(s.shape[:-1]) // max(s.number, 1), columns)
         z = arrays.read(home, x, None, s.work, shape)
         z, goal = arrays.target(home, x, None, s.dtype, s.work, z, out, overwrite_x)

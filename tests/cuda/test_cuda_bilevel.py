@@ -326,7 +326,7 @@ def test_errors(to_gpu):
         ({}, ValueError, "exactly one of level and radius"),
         ({"level": 2.0, "radius": 1.0}, ValueError, r"both \(2.0 and 1.0\)"),
         ({"level": 0.5}, ValueError, r"level must be >= 1, got 0.5"),
-        ({"radius": -1.0}, ValueError, "radius must be finite and >= 0, got -1.0"),
+        ({"radius": -1.0}, ValueError, "radius must be >= 0, got -1.0"),
         ({"level": 2.0, "inner": "l3"}, ValueError, "inner must be one of .*'l3'"),
         ({"level": 2.0, "groups": "blocks"}, ValueError, "groups must be .*'blocks'"),
         ({"level": 2.0, "groups": (0, 2)}, ValueError, r"groups: .*>= 1, got \(0, 2\)"),
@@ -370,3 +370,17 @@ def test_the_same_bits(to_gpu, to_host):
     y = to_gpu(np.random.default_rng(14).standard_normal((30, 20)).astype(np.float32))
     first = to_host(ch.project_bilevel(y, 3.0, inner="l2"))
     np.testing.assert_array_equal(to_host(ch.project_bilevel(y, 3.0, inner="l2")), first)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-320, 1e307])
+@pytest.mark.parametrize("inner", INNER)
+def test_an_infinite_radius_bounds_nothing(inner, scale, to_gpu, to_host):
+    y = np.random.default_rng(22).standard_normal((3, 5, 7)) * scale
+    radii = np.array([2.0 * scale, np.inf, np.inf])
+    for given in (radii, to_gpu(radii)):
+        x, info = ch.project_bilevel(to_gpu(y), radius=given, inner=inner, full_output=True)
+        np.testing.assert_array_equal(to_host(x)[1:], y[1:])
+        assert not to_host(info.kept)[0].all()
+        assert to_host(info.kept)[1:].all()
+    x = to_host(ch.project_bilevel(to_gpu(y), radius=np.inf, inner=inner))
+    np.testing.assert_array_equal(x, y)

@@ -146,14 +146,14 @@ def test_batches(groups, to_gpu, to_host):
 
 def test_a_radius_on_the_device_is_checked(to_gpu, to_host):
     y = np.random.default_rng(2).standard_normal((3, 6, 5))
-    for bad in (-1.0, np.nan, np.inf):
+    for bad in (-1.0, np.nan):
         radii = to_gpu(np.array([1.0, bad, 2.0]))
         with pytest.raises(ValueError, match="radius"):
             ch.project_l1inf_ball(to_gpu(y), radii)
         x = to_host(ch.project_l1inf_ball(to_gpu(y), radii, check_finite=False))
         assert np.isnan(x[1]).all()
         np.testing.assert_allclose(x[2], ch.project_l1inf_ball(y[2], 2.0), rtol=1e-12)
-    with pytest.raises(ValueError, match=r"radius must be finite and >= 0, got -2\.0"):
+    with pytest.raises(ValueError, match=r"radius must be >= 0, got -2\.0"):
         ch.project_l1inf_ball(to_gpu(y), -2.0)
 
 
@@ -328,3 +328,16 @@ def test_a_radius_far_below_the_data(scale, to_gpu, to_host):
         for radius in (1e-32, 1e-37):
             x = ch.project_l1inf_ball(to_gpu(scale * np.array(y)), radius, groups="rows")
             assert np.abs(to_host(x)).max(axis=1).sum() == pytest.approx(radius, rel=1e-13, abs=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-320, 1e307])
+def test_an_infinite_radius_bounds_nothing(scale, to_gpu, to_host):
+    y = np.random.default_rng(22).standard_normal((3, 5, 7)) * scale
+    radii = np.array([2.0 * scale, np.inf, np.inf])
+    for given in (radii, to_gpu(radii)):
+        x, info = ch.project_l1inf_ball(to_gpu(y), given, full_output=True)
+        np.testing.assert_array_equal(to_host(x)[1:], y[1:])
+        assert not to_host(info.kept)[0].all()
+        assert to_host(info.kept)[1:].all()
+    x = to_host(ch.project_l1inf_ball(to_gpu(y), np.inf))
+    np.testing.assert_array_equal(x, y)
