@@ -34,7 +34,7 @@ def warn_capped(capped: int, total: int, stacklevel: int) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class ProjectionInfo:
     """How a projection went; each field has the slices' shape, a scalar for one vector.
 

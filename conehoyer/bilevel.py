@@ -24,7 +24,7 @@ _ROOM = 2.0**-32  # of all floats: what norms are projected to exceeds them by �
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class BilevelInfo:
     """How a bilevel projection went.
 

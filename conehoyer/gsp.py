@@ -19,7 +19,7 @@ from ._threads import resolve_workers, run_split
 _PARALLEL_FROM = 1 << 22  # bytes below which one thread is faster
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class GSPInfo:
     """How a group sparse projection went.
 

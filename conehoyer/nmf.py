@@ -28,7 +28,7 @@ _CANDIDATES = 32  # rows looked at for a new component
 _PARALLEL_FROM = 1 << 14  # entries of a factor; below, threads cost more than they give
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class NMFResult:
     """A factorisation X ≈ W·H and how it went.
 

@@ -1,5 +1,6 @@
 """What every projection promises about arrays, axes, dtypes, outputs and errors."""
 
+import copy
 import gc
 import re
 import tracemalloc
@@ -1369,3 +1370,16 @@ def test_long_doubles_beyond_float64_are_not_finite(kind):
     x[1, 2] = np.finfo(np.longdouble).max
     with pytest.raises(ValueError, match=r"^x must be finite"):
         LOUD[kind](x)
+
+
+def test_reports_are_equal_to_themselves_alone_and_hashable():
+    x = np.random.default_rng(3).uniform(0.0, 1.0, (4, 6))
+    for report in (
+        ch.project_cai(x, 2.0, full_output=True)[1],
+        ch.project_bilevel(x, 2.0, full_output=True)[1],
+        ch.project_gsp(x, 0.5, full_output=True)[1],
+        ch.nmf_hals(x, 2, tol=1e-2),
+    ):
+        assert report == report
+        assert report != copy.copy(report)
+        assert len({report, report, copy.copy(report)}) == 2
