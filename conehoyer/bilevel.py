@@ -551,7 +551,7 @@ def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
 def level_for_groups(
     x: ArrayLike, n_groups: ArrayLike, *, groups: Any = "columns", inner: str = "linf"
 ) -> Any:
-    """The largest level at which `project_bilevel` keeps at most `n_groups` groups.
+    """The largest level at which `project_bilevel` keeps at most `n_groups` groups, to rounding.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from ._dispatch import takes_tensors
 def level_for_nnz(
     x: ArrayLike, nnz: ArrayLike, *, axis: int | None = -1, nonneg: bool = False
 ) -> Any:
-    """The largest level at which `project_cai` leaves at most `nnz` nonzeros.
+    """The largest level at which `project_cai` leaves at most `nnz` nonzeros, to rounding.
 
     Parameters
     ----------
@@ -51,7 +51,8 @@ def level_for_nnz(
     `nnz` largest (with `nonneg` of ``max(x − a, 0)``, and a the entry); where rounding would
     let that entry in, the level is lowered by its last bit (2⁻³² of it for float32 on the
     CPU), or eight times as much, and so on, with a stop just past the slack of "already
-    feasible", until the projection itself keeps it out.
+    feasible", until the projection itself keeps it out.  Slightly higher levels may
+    leave no more either: entries within the rounding error of the threshold become zero.
     O(n) a slice.  If at least `nnz` entries tie at the top the level starts at `nnz`
     (`project_cai` then keeps the first of them).  If the slice has no more nonzeros than
     wanted the level is n.  Where the largest entry dwarfs the others, some numbers cannot be
@@ -83,7 +84,7 @@ def level_for_nnz(
 
 
 def levels_of_rows(z, counts, tol, nonneg=False):
-    """The largest levels whose computed projections of the rows have at most so many nonzeros."""
+    """The largest levels, to rounding, that leave the rows at most so many nonzeros."""
     levels = np.empty(len(z))
     kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
