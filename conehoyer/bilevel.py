@@ -179,7 +179,8 @@ def project_bilevel(
 
     The cost is one pass that reads the matrix and one that reads and writes it; memory
     beyond the result is of the order of the number of groups (for C- or F-ordered
-    float32 and float64).  ``inner="l1"`` gathers each group and projects it by itself.
+    float32 and float64; labels of another dtype than intp, or in another order than x, are
+    copied).  ``inner="l1"`` gathers each group and projects it by itself.
     float16 is computed in float32.  The result has the same bits for any number of
     workers.
 
