@@ -3,7 +3,7 @@
 Names are loaded on first use: ``import conehoyer`` imports nothing else, not even NumPy.
 """
 
-import importlib
+from importlib import import_module as _load
 
 _HOME = {
     "cai_score": "scores",
@@ -38,10 +38,10 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name):
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return _load(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(_load(f"{__name__}.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -39,6 +39,8 @@ def resolve_workers(workers: int | None) -> int:
     if workers is None:
         return _workers.get()
     try:
+        if isinstance(workers, bool):
+            raise TypeError
         count = operator.index(workers)
     except TypeError:
         raise TypeError(f"workers must be an integer or None, got {workers!r}") from None
@@ -53,16 +55,17 @@ def resolve_workers(workers: int | None) -> int:
 
 
 @contextlib.contextmanager
-def set_workers(workers: int) -> Iterator[None]:
+def set_workers(workers: int | None) -> Iterator[None]:
     """Set the default number of threads within a ``with`` block.
 
     A call without ``with`` sets nothing.
 
     Parameters
     ----------
-    workers : int
+    workers : int or None
         The value that ``workers=None`` stands for inside the block.  Negative numbers
-        count from the processors that the process may use: -1 means all of them.
+        count from the processors that the process may use: -1 means all of them.  None
+        leaves the value in force.
 
     Yields
     ------
@@ -74,7 +77,7 @@ def set_workers(workers: int) -> Iterator[None]:
     ValueError
         If `workers` is 0 or below minus the number of processors.
     TypeError
-        If `workers` is no integer.
+        If `workers` is neither an integer nor None; booleans are none.
 
     See Also
     --------

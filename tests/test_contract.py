@@ -1383,3 +1383,20 @@ def test_reports_are_equal_to_themselves_alone_and_hashable():
         assert report == report
         assert report != copy.copy(report)
         assert len({report, report, copy.copy(report)}) == 2
+
+
+@pytest.mark.parametrize("workers", [True, False, np.True_, 1.0])
+def test_workers_are_no_booleans(workers):
+    with pytest.raises(TypeError, match="workers must be an integer or None, got"):
+        ch.project_cai([3.0, 1.0], 1.5, workers=workers)
+    with pytest.raises(TypeError, match="workers must be an integer or None, got"):
+        ch.set_workers(workers).__enter__()
+
+
+def test_no_workers_set_are_those_in_force():
+    with ch.set_workers(2), ch.set_workers(None):
+        assert ch.get_workers() == 2
+
+
+def test_what_is_listed_is_the_library():
+    assert "importlib" not in dir(ch)
