@@ -115,11 +115,12 @@ def project_cai(
     larger entries than the input: what exceeds the largest float is inf.
 
     A slice that satisfies the constraint (to 1e-14 relative in float64, 1e-6 in float32,
-    twice the machine epsilon in 16-bit formats) is returned bit for bit; so projecting
-    twice changes nothing, and the zero vector stays.  If more than `level` entries tie at
-    the top, no threshold exists; among the closest points the one is returned that keeps
-    the first ``ceil(level)`` of them, all equal but the last.  Entries within the rounding
-    error of the threshold become zero.
+    twice the machine epsilon in 16-bit formats) is returned bit for bit, except by "cfp" at
+    level 1, which has no such slack: there even entries too small to count in the score go.
+    Projecting twice changes nothing, and the zero vector stays.  If more than `level`
+    entries tie at the top, no threshold exists; among the closest points the one is returned
+    that keeps the first ``ceil(level)`` of them, all equal but the last.  Entries within the
+    rounding error of the threshold become zero.
 
     References
     ----------

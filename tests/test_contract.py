@@ -1400,3 +1400,10 @@ def test_no_workers_set_are_those_in_force():
 
 def test_what_is_listed_is_the_library():
     assert "importlib" not in dir(ch)
+
+
+def test_at_level_one_nothing_but_the_largest_entry_stays():
+    """However small the others are; above 1 what satisfies the constraint to rounding stays."""
+    x = [1e10, 1e-8]
+    np.testing.assert_array_equal(ch.project_cai(x, 1.0), [1e10, 0.0])
+    np.testing.assert_array_equal(ch.project_cai(x, np.nextafter(1.0, 2.0)), x)
