@@ -241,7 +241,8 @@ def dtype_of_norms(z, groups: Groups, inner) -> np.dtype:
 
 def _norms(z, unit, groups, inner, workers, result):
     """`all_norms` by several threads."""
-    args, wide = groups.layout, across(groups, z)
+    args = groups.layout
+    wide = kernels.width_of_piece(groups.kind, groups.width, *z.shape, groups.number)
     count = kernels.pieces_of(groups.kind, groups.height, len(z))
     if kernels.are_whole(groups.kind, groups.height):
         most, rows = np.empty(count), result.reshape(count, wide)
@@ -256,12 +257,7 @@ def _norms(z, unit, groups, inner, workers, result):
         pieces = np.empty((count, wide))
         task = partial(kernels.sum_pieces, z, inner == kernels.L2, unit, *args, pieces)
     run_split(task, count, workers)
-    return kernels.join_norms(pieces, groups.kind, groups.height, inner, result)
-
-
-def across(groups, z):
-    """Number of groups in one row of blocks."""
-    return -(-z.shape[1] // groups.width) if groups.kind == kernels.BLOCKS else groups.number
+    return kernels.join_norms(pieces, groups.kind, groups.height, len(z), inner, result)
 
 
 def to_caller(values, groups: Groups, x: Matrices) -> np.ndarray:
@@ -309,7 +305,8 @@ def gathered(z, groups: Groups):
         if groups.kind == kernels.DIAGONALS:
             labels = j - i + rows - 1
         else:
-            labels = i // groups.height * across(groups, z) + j // groups.width
+            across = -(-columns // groups.width)
+            labels = i // groups.height * across + j // groups.width
     labels = labels.reshape(-1)
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(groups.number + 1))

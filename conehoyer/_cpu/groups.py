@@ -58,6 +58,17 @@ def _rows_of_piece(kind, height, rows, piece):
 
 
 @helper
+def _width_of_piece(kind, width, rows, columns, number):
+    """How many groups a piece has room for.
+
+    On diagonals not all: the pieces together would take the square of a tall matrix's height.
+    """
+    if kind == BLOCKS:
+        return (columns + width - 1) // width
+    return min(PIECE, rows) + columns - 1 if kind == DIAGONALS else number
+
+
+@helper
 def _fours(rows):
     """How many fours of rows are taken at once; from 16 rows on they leave the first cache."""
     return 2 if rows >= 8 else 1
@@ -265,7 +276,8 @@ def _max_of_low_blocks(x, height, width, tops, first, last):
 def max_pieces(x, kind, height, width, labels, tops, first, last):
     """Fill rows first..last−1 of `tops`: the largest magnitudes of the pieces.
 
-    Where `tops` has fewer rows, they are numbered round and round.
+    Where `tops` has fewer rows, they are numbered round and round.  Of diagonals they have the
+    piece's: the first is the one its last row begins with.
     """
     rows, columns = x.shape
     flat = x.reshape(-1)
@@ -288,13 +300,13 @@ def max_pieces(x, kind, height, width, labels, tops, first, last):
             while i + 4 <= end and columns >= 3 * width:
                 rest = 4 * _fours(end - i)  # less one: entries off the other rows' diagonals
                 count = (columns + 1 - rest) // width * width
-                at, place = i * columns, rows - 1 - i
+                at, place = i * columns, end - 1 - i  # from the piece's lowest diagonal
                 _max_into_4(top, place, flat, at, columns + 1, count, rest // 4)
                 for k in range(rest):
                     _max_ends(top, place - k, flat, at + k * columns, columns)
                 i += rest
             while i < end:
-                _max_into(top, rows - 1 - i, flat, i * columns, columns)
+                _max_into(top, end - 1 - i, flat, i * columns, columns)
                 i += 1
         elif kind == LABELS:
             for i in range(begin, end):
@@ -492,7 +504,7 @@ def sum_neighbours(line, width, totals):
 def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last):
     """Fill rows first..last−1 of `sums`: Σ|x| or Σx² over the pieces of the groups.
 
-    Where `sums` has fewer rows, they are numbered round and round.  At most four terms are added
+    For the rows of `sums` see `max_pieces`.  At most four terms are added
     in the data's precision, those of four columns in blocks of few rows, and all else in float64.
     """
     rows, columns = x.shape
@@ -517,14 +529,14 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
             while i + 4 <= end and columns >= 3 * width:
                 rest = 4 * _fours(end - i)
                 count = (columns + 1 - rest) // width * width
-                at, place, tail = i * columns, rows - 1 - i, columns - count
+                at, place, tail = i * columns, end - 1 - i, columns - count
                 _sum_into_4(total, place, flat, at, columns + 1, count, rest // 4, squares, unit)
                 for k in range(rest):
                     row = at + k * columns
                     _sum_ends(total, place - k, flat, row, columns, k, tail - k, squares, unit)
                 i += rest
             while i < end:
-                _sum_into(total, rows - 1 - i, flat, i * columns, columns, squares, unit)
+                _sum_into(total, end - 1 - i, flat, i * columns, columns, squares, unit)
                 i += 1
         elif kind == LABELS:
             for i in range(begin, end):
@@ -551,7 +563,7 @@ def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last)
 
 
 @helper
-def _join(pieces, kind, height, norms, largest):
+def _join(pieces, kind, height, rows, norms, largest):
     """Add up the pieces of each group, or take the largest; `norms` is a flat array."""
     parts = pieces_of_block(height) if kind == BLOCKS else pieces.shape[0]
     across = pieces.shape[1]
@@ -563,6 +575,8 @@ def _join(pieces, kind, height, norms, largest):
     norms[:] = 0.0
     for p in range(pieces.shape[0]):
         first = p // parts * across
+        if kind == DIAGONALS:
+            first = max(rows - (p + 1) * PIECE, 0)
         target, source = norms[first : first + across], pieces[p]
         if largest:
             for j in range(across):  # NaN stays
@@ -708,14 +722,17 @@ def apply(x, kind, height, width, labels, radii, norms, out, first, last):
     real, clip = x.dtype.type, norms.size == 0
     across = (columns + width - 1) // width
     past = passes.beyond_caches(flat, goal)
-    line = np.empty((columns if kind != DIAGONALS else radii.size) + simd.lanes(x), x.dtype)
-    values = radii
+    many, lowest = radii.size, 0
+    if kind == DIAGONALS:  # only those that meet the rows
+        many, lowest = last - first + columns - 1, rows - last
+    line = np.empty((columns if kind != DIAGONALS else many) + simd.lanes(x), x.dtype)
+    values = radii[lowest:] if kind == DIAGONALS else radii
     if not clip:  # those of all groups, or of a row of blocks
-        values = np.empty(across if kind == BLOCKS else radii.size, radii.dtype)
+        values = np.empty(across if kind == BLOCKS else many, radii.dtype)
         if kind != BLOCKS:
-            _factors(radii, norms, 0, values)
+            _factors(radii, norms, lowest, values)
     if kind == DIAGONALS:
-        _copy(values, line)
+        _copy(values[:many], line)
     end = first  # of the rows that the line is right for
     for i in range(first, last):
         at, place = i * columns, 0
@@ -728,7 +745,7 @@ def apply(x, kind, height, width, labels, radii, norms, out, first, last):
                 _treat_all(flat, at, columns, clip, value, goal)
             continue
         if kind == DIAGONALS:
-            place = rows - 1 - i
+            place = last - 1 - i
         elif kind == LABELS:
             for j in range(columns):
                 line[j] = values[labels[i, j]]
@@ -877,9 +894,9 @@ def whole_norms(
 
 
 @helper
-def _join_norms(pieces, kind, height, inner, norms):
+def _join_norms(pieces, kind, height, rows, inner, norms):
     """The groups' norms from those of the pieces; returns the largest sum."""
-    _join(pieces, kind, height, norms, inner == LINF)
+    _join(pieces, kind, height, rows, norms, inner == LINF)
     if inner == LINF:
         return 1.0
     most = passes.largest(norms, False)
@@ -895,7 +912,7 @@ def _all_norms(places, x, unit, kind, height, width, labels, inner, norms, worke
     """
     maxima, sums, whole = places
     count = _pieces_of(kind, height, len(x))
-    across = (x.shape[1] + width - 1) // width if kind == BLOCKS else norms.size
+    across = _width_of_piece(kind, width, len(x), x.shape[1], norms.size)
     if _are_whole(kind, height):
         most, rows = np.empty(count), norms.reshape(count, across)
         given = maxima, sums, x, unit, kind, height, width, labels, inner, rows, most
@@ -905,11 +922,11 @@ def _all_norms(places, x, unit, kind, height, width, labels, inner, norms, worke
         tops = np.empty((count, across), x.dtype)
         taken = _to_max((x, kind, height, width, labels, tops))
         split_at(maxima, taken, count, workers, desks)
-        return _join_norms(tops, kind, height, inner, norms)
+        return _join_norms(tops, kind, height, len(x), inner, norms)
     totals = np.empty((count, across))
     taken = _to_sum((x, inner == L2, unit, kind, height, width, labels, totals))
     split_at(sums, taken, count, workers, desks)
-    return _join_norms(totals, kind, height, inner, norms)
+    return _join_norms(totals, kind, height, len(x), inner, norms)
 
 
 @helper
@@ -1005,7 +1022,7 @@ def project(
 
 
 # The other steps, where Python takes them one by one.
-pieces_of, are_whole, join_norms, all_norms = map(
-    entry, (_pieces_of, _are_whole, _join_norms, _all_norms)
+pieces_of, width_of_piece, are_whole, join_norms, all_norms = map(
+    entry, (_pieces_of, _width_of_piece, _are_whole, _join_norms, _all_norms)
 )
 in_range, settle = entry(_in_range), entry(_settle)
