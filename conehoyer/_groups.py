@@ -18,7 +18,7 @@ INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
 UNIT_OF_SUMS = 2.0**m.SUMS_EXPONENT
 _SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
-_LONG = 4096  # entries of the rows that short ones are joined to
+_LONG = 4096  # entries of the rows that short ones are joined to, and that a single one is cut to
 _SHORT = 256  # bytes of a group below which rows as groups are joined, too
 _NO_LABELS = np.empty((0, 0), np.intp)
 
@@ -50,7 +50,7 @@ class Groups(NamedTuple):
     number: int
     whole: bool = False  # labels of x's full shape: one projection of everything
     lines: str = ""  # "columns" or "rows" where the groups are these
-    joined: int = 1  # rows that the kernels see as one: each row costs a few calls
+    line: int = 0  # entries of the rows as the kernels see them, 0: rows as they are
     small: bool = False  # blocks of so few entries that norms have no more digits than these
     order: int = 0  # of the groups, where the kernels see another: see `settle`
 
@@ -64,7 +64,7 @@ class Groups(NamedTuple):
         count, rows, columns = stack.shape
         if self.whole:
             return stack.reshape(1, *self.labels.shape)
-        return stack.reshape(count, rows // self.joined, columns * self.joined)
+        return stack.reshape(count, rows * columns // self.line, self.line) if self.line else stack
 
     def in_order(self, columns: int) -> bool:
         """Whether in rows of so many entries each group lies in one piece, one after the other."""
@@ -79,7 +79,10 @@ def matrices(x) -> Matrices:
     batch = array.shape[:-2]
     if array.ndim < 2:
         raise ValueError(f"x must have at least two dimensions, got shape {array.shape}")
-    turned = not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
+    if array.shape[-1] == 1:  # in either order; a long row takes less time than short ones
+        turned = array.shape[-2] > 1
+    else:
+        turned = not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
     return Matrices(array, dtype, work, batch, turned)
 
 
@@ -167,16 +170,25 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
     height, width = max(min(height, rows), 1), max(min(width, columns), 1)
     if turned:
         height, width = width, height
-    joined = 1
     rows, columns = (columns, rows) if turned else (rows, columns)
-    short = width < columns or width * np.dtype(dtype).itemsize < _SHORT
-    if short and height == 1 and columns and columns % width == 0:
-        joined = max(k for k in range(1, max(_LONG // columns, 1) + 1) if rows % k == 0)
+    line = _line(height, width, rows, columns, np.dtype(dtype).itemsize)
     return Groups(
         kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape),
-        lines=lines, joined=joined, small=height * width <= _SMALL_BLOCK,
+        lines=lines, line=line, small=height * width <= _SMALL_BLOCK,
         order=shape[1] if turned and not lines else 0,
     )  # fmt: skip
+
+
+def _line(height, width, rows, columns, itemsize):
+    """See `Groups.line`: a row costs a few calls, what is kept for a long one leaves the caches."""
+    short = width < columns or width * itemsize < _SHORT
+    if not short or height > 1 or not columns or columns % width:
+        return 0
+    least = columns
+    if rows == 1 and columns > _LONG:  # cut where groups end, if in pieces that are long enough
+        rows, least = columns // width, width
+    line = least * max(k for k in range(1, max(_LONG // least, 1) + 1) if rows % k == 0)
+    return line if line != columns and line >= min(columns, _LONG // 8) else 0
 
 
 def _labels(groups, x):

@@ -237,7 +237,7 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
     workers = resolve_workers(workers)
     read, write, result, direct = _groups.target(data, x, _groups.source(data), out, overwrite_x)
     goal = write
-    if parts.whole or parts.joined > 1:
+    if parts.whole or parts.line:
         read, goal = parts.seen(read), parts.seen(write)
     count = len(read)
     info = np.zeros((count, 4))

@@ -1,5 +1,6 @@
 """The bilevel projection against plain NumPy with explicit labels, and its identities."""
 
+import tracemalloc
 from functools import partial
 
 import hypothesis.extra.numpy as hnp
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import conehoyer as ch
 from conehoyer import _groups, bilevel
+from conehoyer._cpu import groups as kernels
 
 KINDS = ["columns", "rows", "diagonals"]
 KINDS += [(1, 1), (1, 3), (1, 7), (2, 3), (4, 4), (3, 100), (100, 1)]
@@ -105,6 +107,100 @@ def test_groups_taller_than_a_piece(groups, inner, workers, scale):
     )  # fmt: skip
     expected, radii = oracle.project_l1_ball(norms, radius).astype(float), info.radii.ravel()
     np.testing.assert_allclose(radii / scale, expected, rtol=0, atol=1e-11 * norms.max())
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("shape", [(1700, 1), (1700, 2), (1025, 40), (1537, 600), (600, 1537)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_diagonals_that_cross_pieces(shape, order, inner, monkeypatch):
+    monkeypatch.setattr(_groups, "PARALLEL_FROM", 0)
+    rng = np.random.default_rng(shape)
+    y = np.asarray(rng.standard_normal(shape), order=order)
+    labels = labels_of("diagonals", *shape)
+    expected, wanted = ch.project_bilevel(y, 9.0, groups=labels, inner=inner, full_output=True)
+    results = [
+        ch.project_bilevel(
+            y, 9.0, groups="diagonals", inner=inner, workers=workers, full_output=True
+        )
+        for workers in (1, 2, 3)
+    ]
+    for x, info in results:
+        np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(info.radii, wanted.radii, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(x, results[0][0])
+        np.testing.assert_array_equal(info.radii, results[0][1].radii)
+    counts = [ch.level_for_groups(y, 9, groups=g, inner=inner) for g in ("diagonals", labels)]
+    np.testing.assert_allclose(*counts, rtol=1e-12)
+
+
+def test_memory_for_the_diagonals_of_a_tall_matrix(monkeypatch):
+    y = np.random.default_rng(0).standard_normal((40_000, 2))
+    data = _groups.matrices(y)
+    parts = _groups.parse("diagonals", data)
+    pieces = kernels.pieces_of(parts.kind, parts.height, len(y))
+    room = kernels.width_of_piece(parts.kind, parts.width, *y.shape, parts.number)
+    assert pieces * room < 2 * parts.number
+    monkeypatch.setattr(_groups, "PARALLEL_FROM", 0)
+    for inner in (_groups.INNER["linf"], _groups.INNER["l2"]):
+        args = y, parts, inner, 2
+        wanted, _ = _groups.norms(*args)  # compiles
+        tracemalloc.start()
+        try:
+            norms, _ = _groups.norms(*args)
+            assert tracemalloc.get_traced_memory()[1] < 3 * norms.nbytes
+        finally:
+            tracemalloc.stop()
+        np.testing.assert_array_equal(norms, wanted)
+
+
+def test_diagonals_of_a_million_rows():
+    # With room for all diagonals in each piece it would take 15 GB.
+    y = np.random.default_rng(0).standard_normal((1_000_000, 2))
+    x = ch.project_bilevel(y, radius=1e5, groups="diagonals")
+    wide = ch.project_bilevel(y.T, radius=1e5, groups="diagonals")  # in Fortran order
+    np.testing.assert_array_equal(x, wide.T)
+    norms = np.append(0.0, np.abs(y[:, 0]))  # from the highest diagonal on
+    norms[:-1] = np.maximum(norms[:-1], np.abs(y[:, 1]))
+    u = ch.project_l1_ball(norms, 1e5)
+    expected = np.minimum(np.abs(y), np.column_stack([u[1:], u[:-1]]))
+    np.testing.assert_allclose(np.abs(x), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [7, 4096, 9000, 8209])  # the last one is prime
+@pytest.mark.parametrize("inner", INNER)
+def test_matrices_of_one_column_or_one_row(count, inner):
+    y = np.random.default_rng(count).standard_normal((count, 1))
+    kinds = [("columns", "rows"), ("rows", "columns"), ((5, 1), (1, 5)), ((100, 3), (3, 100))]
+    for groups, other in kinds:
+        given = {"inner": inner, "full_output": True}
+        x, info = ch.project_bilevel(y, 3.0, groups=groups, **given)
+        row, about = ch.project_bilevel(y.T, 3.0, groups=other, **given)
+        np.testing.assert_array_equal(x, row.T)
+        np.testing.assert_array_equal(info.radii, about.radii.T)
+        np.testing.assert_array_equal(info.mask, about.mask.T)
+        labels = labels_of(groups, *y.shape)
+        expected = ch.project_bilevel(y, 3.0, groups=labels, inner=inner)
+        np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-12)
+        batch = np.stack([y, -2 * y])
+        results = ch.project_bilevel(batch[:, :, ::-1], 3.0, groups=groups, inner=inner)
+        np.testing.assert_array_equal(results[0], x)
+        np.testing.assert_array_equal(results[1], -2 * x)
+
+
+def test_matrices_of_one_column_are_read_as_rows():
+    def seen(shape, groups):
+        data = _groups.matrices(np.ones(shape))
+        return _groups.parse(groups, data).seen(_groups.source(data)).shape[1:]
+
+    for shape, columns, rows in (
+        ((9000, 1), "columns", "rows"), ((1, 9000), "rows", "columns"),
+    ):  # fmt: skip
+        assert seen(shape, columns) == (1, 9000)
+        assert seen(shape, rows) == (3, 3000)  # else all that is kept for a row leaves the cache
+        assert seen(shape, "diagonals") == (1, 9000)
+    assert seen((9000, 1), (300, 1)) == (3, 3000)
+    assert seen((8209, 1), "rows") == (1, 8209)
+    assert seen((9000, 2), "columns") == (9000, 2)
 
 
 @pytest.mark.parametrize("groups", KINDS, ids=str)
