@@ -504,8 +504,8 @@ def sum_neighbours(line, width, totals):
 def sum_pieces(x, squares, unit, kind, height, width, labels, sums, first, last):
     """Fill rows first..last−1 of `sums`: Σ|x| or Σx² over the pieces of the groups.
 
-    For the rows of `sums` see `max_pieces`.  At most four terms are added
-    in the data's precision, those of four columns in blocks of few rows, and all else in float64.
+    For the rows of `sums` see `max_pieces`.  At most four terms are added in the data's precision,
+    those of four columns in blocks of few rows, and all else in float64.
     """
     rows, columns = x.shape
     unit = x.dtype.type(unit)
