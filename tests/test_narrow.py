@@ -261,3 +261,12 @@ def test_entries_at_the_threshold(dtype):
     for row, p, y in zip(project_cai(x, level), level, x, strict=True):
         ref = oracle.project_cai(y, p).astype(float)
         np.testing.assert_allclose(row, ref, rtol=0, atol=1e-12 if dtype == np.float64 else 1e-5)
+
+
+@pytest.mark.parametrize(("size", "l2"), [(1e-95, 1e250), (1e95, 1e-250)])
+def test_hoyer_far_from_the_norm_of_the_input(size, l2):
+    """The factor is no float, or has lost its digits."""
+    x = size * make("gaussian", 10, np.float64)
+    for row, y in zip(project_hoyer(x, 0.5, l2=l2), x, strict=True):
+        ref = oracle.project_hoyer(y, 0.5, l2=l2)
+        np.testing.assert_allclose(row / l2, (ref / oracle.LD(l2)).astype(float), atol=1e-13)
