@@ -10,7 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":  # PyTorch is there, and something that it needs is not
+        raise
+    raise ImportError("conehoyer.torch needs PyTorch: pip install 'conehoyer[torch]'") from error
 from torch.autograd.graph import increment_version
 
 from . import _vjp

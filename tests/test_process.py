@@ -108,6 +108,35 @@ def test_scipy_is_not_needed_for_a_projection():
     assert loaded == "[]"
 
 
+def test_without_pytorch_its_module_names_the_extra():
+    said = run(
+        "import sys\n"
+        "sys.modules['torch'] = None\n"  # as if there were none
+        "import conehoyer\n"
+        "try:\n"
+        "    conehoyer.torch\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error, type(error.__cause__).__name__)"
+    )
+    assert said == (
+        "ImportError conehoyer.torch needs PyTorch: pip install 'conehoyer[torch]' "
+        "ModuleNotFoundError"
+    )
+
+
+def test_a_pytorch_that_fails_to_load_is_not_called_missing(tmp_path):
+    (tmp_path / "torch.py").write_text("import there_is_no_such_module")
+    said = run(
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "try:\n"
+        "    import conehoyer.torch\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error.name)"
+    )
+    assert said == "there_is_no_such_module"
+
+
 def test_names_are_listed_without_being_loaded():
     assert run("import sys, conehoyer; dir(conehoyer); print('numba' in sys.modules)") == "False"
 
