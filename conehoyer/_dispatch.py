@@ -47,10 +47,12 @@ def takes_tensors(function: _F) -> _F:
 
 
 def _of_torch(x: Any) -> bool:
-    """Whether x is a tensor or a list with one in it."""
+    """Whether x is a tensor, what stands for one in torch.fx, or a list with one in it."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):  # the latter while it is being imported
         return False
+    fx: Any = sys.modules.get("torch.fx")
+    kinds = (torch.Tensor, fx.Proxy) if hasattr(fx, "Proxy") else torch.Tensor
     if type(x) is list or type(x) is tuple:
-        return any(isinstance(part, torch.Tensor) for part in x)
-    return isinstance(x, torch.Tensor)
+        return any(isinstance(part, kinds) for part in x)
+    return isinstance(x, kinds)

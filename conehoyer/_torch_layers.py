@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
+from torch.fx import _symbolic_trace as tracing
 
 from . import blocksparse
 from ._torch_compile import uncompiled
@@ -121,6 +124,7 @@ class BlockSparseLinear(torch.nn.Module):
         torch.Size([3, 4])
         """
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            refuse_proxy(x)
             got = x.layout if isinstance(x, torch.Tensor) else type(x).__name__
             raise TypeError(f"x must be a dense tensor, got {got}")
         if x.device.type != "cpu":
@@ -275,10 +279,12 @@ def _product(x, bias, weight):
 def require_plain(t, name, tangents=False):
     """Raise for a tensor of torch.func, and for one with a tangent unless `tangents`.
 
-    And within ``torch.jit.trace``, which would take the result for a constant.
+    And for what records calls, which would take the result for a constant.
     """
     if torch.jit.is_tracing():
         raise NotImplementedError("torch.jit.trace cannot record this call: use torch.compile")
+    if _is_recorded(t):
+        raise NotImplementedError(_UNRECORDED)
     if is_functorch_wrapped_tensor(t):  # it has no memory to lend
         raise NotImplementedError(
             f"{name} must be a plain tensor, got one of a transform of torch.func (vmap, grad, "
@@ -293,6 +299,32 @@ def require_plain(t, name, tangents=False):
             f"{name} has a tangent, but there is no forward-mode derivative (jvp): use "
             "backward(), or pass the primal alone"
         )
+
+
+_UNRECORDED = (
+    "torch.fx cannot record this call (symbolic_trace, make_fx, torch.export): use torch.compile"
+)
+
+
+def _is_recorded(t):
+    """Whether make_fx records, which torch.export uses as well, or the tensor has no values.
+
+    The flag stands for all threads, and is cheap to read; the mode is that of this thread.
+    """
+    if getattr(tracing, "_is_fx_tracing_flag", True):
+        proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+        if proxies is not None and proxies.get_innermost_proxy_mode() is not None:
+            return True
+    if type(t) is torch.Tensor:
+        return False
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(t, fakes.FakeTensor)
+
+
+def refuse_proxy(x):
+    """Raise for what ``torch.fx.symbolic_trace`` calls functions with."""
+    if isinstance(x, Proxy):
+        raise NotImplementedError(_UNRECORDED)
 
 
 def _rows(x):

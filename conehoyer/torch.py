@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 
 from . import _vjp
 from ._torch_compile import uncompiled
-from ._torch_layers import BlockSparseLinear, require_plain, sparsify
+from ._torch_layers import BlockSparseLinear, refuse_proxy, require_plain, sparsify
 from ._torch_optim import SparseAdamW
 
 __all__ = ["BlockSparseLinear", "SparseAdamW", "sparsify"]
@@ -79,6 +79,7 @@ def call(function: Callable, x: Any, *args: Any, options: dict) -> Any:
 
 def _check(t, name):
     """Raise unless the data can be taken."""
+    refuse_proxy(t)
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} must be a tensor as the others are, got {type(t).__name__}")
     if t.is_nested:
@@ -137,6 +138,7 @@ def _tensor(value):
 
 def _parameter(value, name):
     """A keyword or a parameter as the functions take it; through a tensor flows no gradient."""
+    refuse_proxy(value)
     if isinstance(value, torch.Tensor):
         if value.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -13,7 +14,9 @@ import conehoyer as ch
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 
 def normal(*shape, seed=0):
@@ -1032,8 +1035,53 @@ def test_scores_may_be_changed_in_place():
 def test_tracing_is_refused():
     with pytest.raises(NotImplementedError, match="trace"):
         torch.jit.trace(lambda x: ch.project_cai(x, 2.0), torch.ones(5))
-    with pytest.raises((TypeError, ValueError), match="x"):
-        torch.fx.symbolic_trace(lambda x: ch.project_cai(x, 2.0))
+
+
+RECORDED = {
+    "vector": lambda x: ch.project_cai(x, 2.0),
+    "list": lambda x: ch.project_gsp([x, x], 0.5)[1],
+    "score": lambda x: ch.hoyer_score(x),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_torch_fx_is_refused(name):
+    x = torch.from_numpy(normal(3, 4))
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return 2 * RECORDED[name](x)
+
+    with pytest.raises(NotImplementedError, match=r"torch\.fx"):
+        torch.fx.symbolic_trace(Model())
+    with pytest.raises(NotImplementedError, match="make_fx"):
+        make_fx(Model())(x)
+    with pytest.raises(NotImplementedError, match="make_fx"):
+        make_fx(Model(), tracing_mode="fake")(x)
+    with pytest.raises(NotImplementedError, match=r"torch\.export"):
+        torch.export.export(Model(), (x,), strict=False)
+    with FakeTensorMode() as mode, pytest.raises(NotImplementedError, match=r"torch\.fx"):
+        RECORDED[name](mode.from_tensor(x))
+
+
+def test_a_level_recorded_by_torch_fx_is_refused():
+    x = torch.from_numpy(normal(4))
+    with pytest.raises(NotImplementedError, match=r"torch\.fx"):
+        torch.fx.symbolic_trace(lambda level: ch.project_cai(x, level))
+
+
+def test_what_another_thread_records_is_of_no_matter():
+    x = torch.from_numpy(normal(4))
+    results = []
+
+    def record(v):
+        thread = threading.Thread(target=lambda: results.append(ch.project_cai(x, 2.0)))
+        thread.start()
+        thread.join()
+        return 2 * v
+
+    make_fx(record)(x)
+    torch.testing.assert_close(results, [ch.project_cai(x, 2.0)])
 
 
 def test_the_gradient_of_numbers_is_that_of_their_vector():

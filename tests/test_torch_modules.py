@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
 import conehoyer.torch as chtorch  # noqa: E402
@@ -943,6 +944,12 @@ def test_tracing_is_refused():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     with torch.no_grad(), pytest.raises(NotImplementedError, match="trace"):
         torch.jit.trace(layer, torch.ones(2, 4))
+    with pytest.raises(NotImplementedError, match=r"torch\.fx"):
+        torch.fx.symbolic_trace(layer)
+    with pytest.raises(NotImplementedError, match="make_fx"):
+        make_fx(layer)(torch.ones(2, 4))
+    with pytest.raises(NotImplementedError, match=r"torch\.export"):
+        torch.export.export(layer, (torch.ones(2, 4),), strict=False)
 
 
 def test_float16_gradients_whose_squares_overflow():
