@@ -55,4 +55,7 @@ def _of_torch(x: Any) -> bool:
     kinds = (torch.Tensor, fx.Proxy) if hasattr(fx, "Proxy") else torch.Tensor
     if type(x) is list or type(x) is tuple:
         return any(isinstance(part, kinds) for part in x)
-    return isinstance(x, kinds)
+    if isinstance(x, kinds):
+        return True
+    nn: Any = sys.modules.get("torch.nn")
+    return hasattr(nn, "ParameterList") and isinstance(x, nn.ParameterList) and len(x) > 0

@@ -15,6 +15,7 @@ from ._cpu import gsp as kernels
 from ._dispatch import on_device, takes_tensors
 from ._results import ConvergenceWarning
 from ._threads import resolve_workers, run_split
+from .scores import refuse_objects
 
 _PARALLEL_FROM = 1 << 22  # bytes below which one thread is faster
 
@@ -204,6 +205,7 @@ def project_gsp(
     if several:
         slices = [_checks.slices(part, None, f"x[{i}]") for i, part in enumerate(x)]
     else:
+        refuse_objects(x)
         slices = [_checks.slices(x, axis)]
     if any(s.home is not None for s in slices):
         from ._cuda import gsp

@@ -276,6 +276,7 @@ def gsp_score(
         arrays = [_checks.slices(part, None, f"x[{i}]").array for i, part in enumerate(x)]
         parts = [hoyer_sparseness(part, axis=None, workers=workers) for part in arrays]
         return np.float64(np.mean(parts))
+    refuse_objects(x)
     values = hoyer_sparseness(x, axis=axis, workers=workers)
     if on_device(values):
         from ._cuda import scores as on_gpu
@@ -283,3 +284,12 @@ def gsp_score(
         return on_gpu.mean(values, (1,) * np.ndim(x) if keepdims else ())
     mean = np.mean(values) if np.size(values) else np.float64(1.0)
     return np.full((1,) * np.ndim(x), mean) if keepdims else mean
+
+
+def refuse_objects(x: Any) -> None:
+    """Raise for what is neither array nor list, as a generator or the values of a dictionary."""
+    if isinstance(x, list | tuple) or on_device(x):
+        return
+    if _checks.as_array(x).dtype.kind == "O":
+        got = "one of dtype object" if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"x must be an array, or a list or tuple of arrays, got {got}")

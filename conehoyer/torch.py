@@ -28,12 +28,13 @@ __all__ = ["BlockSparseLinear", "SparseAdamW", "sparsify"]
 
 _NO_GRADIENT = {"level_for_nnz", "level_for_groups"}  # their results are parameters
 _OF_LISTS = {"project_gsp", "gsp_score"}  # each array of a list is a vector
+_LISTS = (list, tuple, torch.nn.ParameterList)
 
 
 @uncompiled
 def call(function: Callable, x: Any, *args: Any, options: dict) -> Any:
     """Call a public function with a tensor, or a list of tensors, as its data."""
-    name, several = function.__name__, isinstance(x, (list, tuple))
+    name, several = function.__name__, isinstance(x, _LISTS)
     parts = list(x) if several else [x]
     for i, part in enumerate(parts):
         own = f"x[{i}]" if several else "x"
@@ -94,7 +95,7 @@ def _goals(out, several, count):
     """The tensors of `out`."""
     if out is None:
         return [None] * count
-    if several and not isinstance(out, (list, tuple)):
+    if several and not isinstance(out, _LISTS):
         raise TypeError(f"out must be a list of tensors as x is, got {type(out).__name__}")
     goals = list(out) if several else [out]
     if len(goals) != count:
@@ -112,13 +113,18 @@ def _goals(out, several, count):
 _BITS = importlib.util.find_spec("ml_dtypes") is not None
 
 
-def _array(t):
+def _array(t, name):
     """The memory of a tensor on the CPU as a NumPy array; a tensor on a GPU as it is."""
     t = t.detach()
     if t.is_cuda:
         return t
     if t.dtype is not torch.bfloat16:
-        return t.numpy()
+        try:
+            return t.numpy()
+        except TypeError:  # NumPy has no such dtype
+            raise TypeError(
+                f"{name} must have a real floating, integer or boolean dtype, got {t.dtype}"
+            ) from None
     if not _BITS:
         return t.float().numpy()
     import ml_dtypes
@@ -147,7 +153,7 @@ def _parameter(value, name):
         require_plain(value, name)
         if value.is_neg():
             value = value.resolve_neg()
-        return _array(value.float() if value.dtype is torch.bfloat16 else value)
+        return _array(value.float() if value.dtype is torch.bfloat16 else value, name)
     if name == "init" and isinstance(value, (list, tuple)):
         return tuple(_parameter(part, f"{name}[{i}]") for i, part in enumerate(value))
     if name == "callback" and callable(value):
@@ -182,9 +188,10 @@ class _Job:
         rounded = not _BITS and any(t.dtype is torch.bfloat16 and not t.is_cuda for t in parts)
         options = dict(self.options)
         written = [t for t in self.goals if t is not None]
-        arrays = [_array(t.resolve_neg()) for t in parts]
+        names = [f"x[{i}]" for i in range(len(parts))] if self.several else ["x"]
+        arrays = [_array(t.resolve_neg(), own) for t, own in zip(parts, names, strict=True)]
         if written and not rounded:
-            goals = [_array(t) for t in self.goals]
+            goals = [_array(t, "out") for t in self.goals]
             options["out"] = goals if self.several else goals[0]
         if report:
             options["full_output"] = True

@@ -699,3 +699,19 @@ def test_nearly_constant_vectors(n, sparseness):
         y = 1.0 + 1e-6 * np.random.default_rng(seed).standard_normal(n)
         _, info = project_gsp(y, sparseness, full_output=True)  # a warning would be an error
         assert info.sparseness == pytest.approx(sparseness, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        ((np.ones(k) for k in (2, 3)), "generator"),
+        ({"a": np.ones(3)}.values(), "dict_values"),
+        ({"a": np.ones(3)}, "dict"),
+        (None, "NoneType"),
+        (np.array([np.ones(2), np.ones(3)], dtype=object), "one of dtype object"),
+    ],
+)
+def test_what_is_neither_array_nor_list(x, got):
+    for function in (lambda x: project_gsp(x, 0.5), ch.gsp_score):
+        with pytest.raises(TypeError, match=f"x must be an array, or a list .*, got {got}$"):
+            function(x)

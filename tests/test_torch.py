@@ -783,6 +783,39 @@ def test_the_gradient_has_no_gradient_of_what_comes_in():
         torch.autograd.grad(g.sum() + w.square().sum(), w)
 
 
+def test_a_parameter_list_is_a_list():
+    def make():
+        return torch.nn.ParameterList([leaf(normal(7)), leaf(normal(3, 2, seed=1))])
+
+    layers, plain = make(), list(make())
+    expected = ch.project_gsp(plain, 0.6)
+    result = ch.project_gsp(layers, 0.6)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    for values in (expected, result):
+        sum(v.square().sum() for v in values).backward()
+    torch.testing.assert_close([p.grad for p in layers], [p.grad for p in plain], rtol=0, atol=0)
+    torch.testing.assert_close(ch.gsp_score(layers), ch.gsp_score(plain), rtol=0, atol=0)
+    with torch.no_grad():
+        assert ch.project_gsp(layers, 0.6, out=layers) is layers
+    torch.testing.assert_close([p.data for p in layers], [v.detach() for v in expected])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:torch.quantize_per")  # PyTorch's own
+def test_dtypes_that_numpy_does_not_have():
+    x = torch.ones(4)
+    cases = [x.to(torch.float8_e4m3fn), x.to(torch.complex32)]
+    cases.append(torch.quantize_per_tensor(x, 0.1, 0, torch.quint8))
+    for bad in cases:
+        with pytest.raises(TypeError, match=rf"^x must have a real .* got {bad.dtype}$"):
+            ch.project_cai(bad, 2.0)
+        with pytest.raises(TypeError, match=rf"^x\[1\] must have a real .* got {bad.dtype}$"):
+            ch.project_gsp([x, bad], 0.5)
+        with pytest.raises(TypeError, match=rf"^out must have a real .* got {bad.dtype}$"):
+            ch.project_cai(x, 2.0, out=bad)
+        with pytest.raises(TypeError, match=rf"^level must have a real .* got {bad.dtype}$"):
+            ch.project_cai(x, bad)
+
+
 def test_the_gradient_of_a_list_has_no_gradient():
     # The vector of one entry takes no part: its gradient is the one that comes in.
     w, one, fixed = leaf(normal(7)), leaf(normal(1)), torch.from_numpy(normal(5, seed=1))
