@@ -388,7 +388,8 @@ def sparsify(
     ------
     ValueError
         If a name is not that of a linear layer, keep is out of range for one, or a hook makes its
-        weights (``torch.nn.utils.prune``, ``weight_norm``); the model has not been changed then.
+        weights (``torch.nn.utils.prune``, ``torch.nn.utils.weight_norm``); the model has not been
+        changed then.
     TypeError
         If an argument has the wrong type.
 
@@ -400,6 +401,8 @@ def sparsify(
     -----
     A new layer takes over the weights, the bias and the mode (training or not) alone.  Hooks of
     the old one (``register_forward_hook`` and its kind) are not taken over: register them again.
+    Weights that come from ``torch.nn.utils.parametrize``, as those of
+    ``torch.nn.utils.parametrizations.weight_norm``, are taken at the values that they have.
 
     Examples
     --------
@@ -451,8 +454,9 @@ def _weights(module):
     """The weights of a linear layer as an array."""
     if "weight" in vars(module) and module._forward_pre_hooks:  # a copy, maybe an old one
         raise ValueError(
-            "the layer's weight is made by a hook, as torch.nn.utils.prune and weight_norm do: "
-            "make it a parameter first, by prune.remove or remove_weight_norm"
+            "the layer's weight is made by a hook, as torch.nn.utils.prune and "
+            "torch.nn.utils.weight_norm do: make it a parameter first, by prune.remove or "
+            "remove_weight_norm"
         )
     return _array(module.weight)
 
