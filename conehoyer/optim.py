@@ -459,7 +459,8 @@ def _step_in_place(
         _split(task, _chunks(p.size), p.size, workers)
     elif p.size:
         layout, tiles = _layout(p.shape, groups)
-        task = partial(kernels.step_blocks, *arrays, scalars, threshold, weights, kept, layout)
+        step = kernels.step_narrow if layout[1] < kernels.WHOLE else kernels.step_blocks
+        task = partial(step, *arrays, scalars, threshold, weights, kept, layout)
         _split(task, tiles, p.size, workers)
 
 
@@ -475,7 +476,8 @@ def _renewed_weights(p, groups, eps, gamma, workers):
         _split(partial(kernels.weigh_entries, *args), _chunks(p.size), p.size, workers)
     elif p.size:
         layout, tiles = _layout(p.shape, groups)
-        _split(partial(kernels.weigh_blocks, *args, layout), tiles, p.size, workers)
+        weigh = kernels.weigh_narrow if layout[1] < kernels.WHOLE else kernels.weigh_blocks
+        _split(partial(weigh, *args, layout), tiles, p.size, workers)
     return gamma
 
 

@@ -212,7 +212,9 @@ def _run(columns, height, width):
 
 @helper
 def _tile_width(columns, height, width):
-    """Columns of a tile: as many blocks as fit into a run, or one."""
+    """Columns of a tile: as many blocks as fit into a run, or one; all where they are few."""
+    if columns < WHOLE:
+        return columns
     run = _run(columns, height, width)
     return min(width if width > run else run // width * width, columns)
 
@@ -367,3 +369,60 @@ def weigh_blocks(p, eps, gamma, shape, begin, end):
         weight = gamma[block : block + count]
         for b in range(count):
             weight[b] = m.block_weight(norm[b], eps)
+
+
+# --- blocks of matrices with few columns ---------------------------------------------------
+
+
+@helper
+def _narrow_norm(p, at, rows, columns, width, limit):
+    """The norm of a block of few columns."""
+    s = 0.0
+    for j in range(width):
+        for i in range(rows):
+            a = np.float64(p[at + i * columns + j])
+            s += a * a
+    if s > HUGE or (s < TINY and limit < FAR):
+        return _norm(p, at, rows, columns, width)
+    return math.sqrt(s)
+
+
+@kernel
+def step_narrow(p, g, first, second, scalars, threshold, gamma, mask, shape, begin, end):
+    """What `step_blocks` does, for rows too short for loops of their own: a tile has whole ones."""
+    zero = p.dtype.type(0)
+    columns, height, width = shape[1:]
+    several = max(RUN // (height * columns), 1)
+    for some in range(begin, end, several):
+        beyond = min(some + several, end)
+        at, tall, _, _, _ = _place(beyond - 1, shape)
+        last = at + tall * columns
+        for start in range(_place(some, shape)[0], last, RUN):
+            stop = min(start + RUN, last)
+            run, moment, square = p[start:stop], first[start:stop], second[start:stop]
+            _step(run, g[start:stop], moment, square, scalars)
+            if mask.size:
+                _erase(run, moment, square, mask[start:stop])
+        for tile in range(some, beyond):
+            at, tall, wide, block, count = _place(tile, shape)
+            for b in range(count):
+                limit = threshold * np.float64(gamma[block + b]) if gamma.size else threshold
+                corner, part = at + b * width, min(width, wide - b * width)
+                norm = _narrow_norm(p, corner, tall, columns, part, limit)
+                factor = p.dtype.type(m.shrinkage(norm, limit))
+                for j in range(part):
+                    for i in range(tall):
+                        k = corner + i * columns + j
+                        p[k] = p[k] * factor if factor != zero else zero
+
+
+@kernel
+def weigh_narrow(p, eps, gamma, shape, begin, end):
+    """What `weigh_blocks` does, for such rows."""
+    columns, width = shape[1], shape[3]
+    for tile in range(begin, end):
+        at, tall, wide, block, count = _place(tile, shape)
+        for b in range(count):
+            part = min(width, wide - b * width)
+            norm = _narrow_norm(p, at + b * width, tall, columns, part, eps)
+            gamma[block + b] = m.block_weight(norm, eps)
