@@ -389,7 +389,9 @@ class BlockSparse:
     so the result is the same for any number of workers.  Fastest are blocks whose height is a
     multiple of 8, and dense operands whose rows are contiguous; or for blocks at least as high
     as a register (16 float32 with AVX-512), operands whose columns are contiguous, as a batch of
-    activations has them: ``(bs @ x.T).T`` copies nothing.  Other layouts are copied.
+    activations has them: ``(bs @ x.T).T`` copies nothing.  Other layouts are copied, unless the
+    matrix is wide and short: a contiguous operand of which hardly a row is read twice is read
+    where it lies.
 
     For N dense columns the work is 2·N operations an entry of the blocks kept.  A matrix of blocks
     of one row and at least eight columns makes a second copy of its values, in another order, at
@@ -719,7 +721,11 @@ class BlockSparse:
         n, lanes = x.shape[1], tiles.lanes_of(self.dtype)
         shape, layout = (self.shape[0], n), self._layout
         by_columns = x.T.flags.c_contiguous and not x.flags.c_contiguous
-        turned = not _PLAIN and layout.height >= lanes and (by_columns or n < lanes)
+        # Read where it lies, x may be turned for blocks of any height, and must be for few columns.
+        packed = _PLAIN or self._packs(n, by_columns)
+        high = layout.height >= lanes or not packed
+        turned = not _PLAIN and high and (by_columns or n < lanes)
+        upright = turned and not (packed or by_columns)
         by_columns = turned or (by_columns and n > 1)
         if out is None or not (out.T if by_columns else out).flags.c_contiguous:
             out = _empty(shape[::-1], self.dtype).T if by_columns else _empty(shape, self.dtype)
@@ -728,10 +734,12 @@ class BlockSparse:
         count = _threads(workers, n * self.n_blocks * layout.height * layout.width)
         given = self._values, layout, self._start(bias)
         wide = 0  # columns of a tile, where each worker may have some of them
+        packing = (0,) if packed else ()
         if turned:
-            rows, vecs = kernels.turned_tiling(layout.height, layout.width, lanes, n)
+            rows, vecs = kernels.turned_tiling(layout.height, layout.width, lanes, n, packed)
             wide = rows
-            given = *given, np.ascontiguousarray(x.T), out.T
+            x = np.ascontiguousarray(x if upright else x.T)
+            given = packing, upright, *given, x, out.T
             given = (0,) * rows, (0,) * vecs, (0,) * min(rows, lanes), *given
             kernel = kernels.multiply_columns
         else:
@@ -739,21 +747,38 @@ class BlockSparse:
             if _PLAIN:
                 kernel, given = kernels.multiply_plainly, (*given, np.ascontiguousarray(x), goal)
             else:
-                if layout.height == 1 and layout.width >= kernels.GATHERED and n > 1:
+                if packed and layout.height == 1 and layout.width >= kernels.GATHERED and n > 1:
                     rows, vecs = kernels.tiling(kernels.GATHERED, layout.width, lanes, n)
                     kernel, given = kernels.multiply_gathered, self._gathered + given[2:]
+                    given = by_columns, *given
                 else:
-                    depth = self.n_blocks * layout.width / self.pattern.grid[0]
-                    rows, vecs = kernels.tiling(layout.height, depth, lanes, n)
+                    rows, vecs = kernels.tiling(layout.height, self._depth, lanes, n, packed)
                     wide = vecs * lanes
-                    kernel = kernels.multiply
+                    kernel, given = kernels.multiply, (packing, by_columns, *given)
                 x = x.T if by_columns else np.ascontiguousarray(x)
-                given = (0,) * rows, (0,) * vecs, (0,) * lanes, by_columns, *given, x, goal
+                given = (0,) * rows, (0,) * vecs, (0,) * lanes, *given, x, goal
         shares = self.pattern._shares(count, n, wide)
         run_parts(functools.partial(kernel, *given), tuple(shares))
         if not turned and by_columns:
             _transpose(goal, out.T, count)
         return out
+
+    def _packs(self, n, by_columns):
+        """Whether the kernel is to pack x, or to read it where it lies."""
+        layout, lanes = self._layout, tiles.lanes_of(self.dtype)
+        uses = self.n_blocks * layout.width / max(self.shape[1], 1)
+        gathered = layout.height == 1 and layout.width >= kernels.GATHERED
+        low = by_columns and layout.height < lanes
+        if not by_columns and n >= lanes:  # each tile of a block reads it anew
+            uses *= layout.tall / kernels.tiling(layout.height, self._depth, lanes, n, False)[0]
+        elif low and n >= lanes and not gathered:  # single entries of x for idle lanes
+            uses *= 2
+        return kernels.pays(uses, self.shape[1], low)
+
+    @property
+    def _depth(self):
+        """Rows of x that a row of blocks reads, on average."""
+        return self.n_blocks * self._layout.width / max(self.pattern.grid[0], 1)
 
     @functools.cached_property
     def _gathered(self):

@@ -73,6 +73,73 @@ def test_products_in_several_parts(block):
         np.testing.assert_array_equal(turned, result)
 
 
+@pytest.fixture(params=[True, False], ids=["packed", "in place"])
+def packed(request, monkeypatch):
+    """Whether the kernels copy the dense operand into strips first."""
+    monkeypatch.setattr(blocksparse.kernels, "pays", lambda *args: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", [(1, 32), (2, 3), (16, 16)], ids=str)
+def test_reading_in_place_changes_no_bit(block, dtype, monkeypatch):
+    rng = np.random.default_rng(sum(block))
+    for m, k in ((37, 70), (64, 64), (5, 3)):
+        w = sparse(rng, (m, k), block, 0.4, dtype)
+        bs, bias = compress(w, block), rng.standard_normal(m).astype(dtype)
+        for n in (1, 3, 17, 130):
+            x = rng.standard_normal((k, n)).astype(dtype)
+            wide = np.zeros((k, 3 * n), dtype)
+            wide[:, ::3] = x
+            monkeypatch.setattr(blocksparse.kernels, "pays", lambda *args: True)
+            expected = bs.matmul(x, bias=bias)
+            monkeypatch.setattr(blocksparse.kernels, "pays", lambda *args: False)
+            check_product(bs @ x, w, x)
+            for operand in (x, np.asfortranarray(x), wide[:, ::3], wide[::-1, ::3][::-1]):
+                np.testing.assert_array_equal(bs.matmul(operand, bias=bias), expected)
+            for order in "CF":
+                out = np.full((m, n), np.nan, dtype, order=order)
+                np.testing.assert_array_equal(bs.matmul(x, bias=bias, out=out), expected)
+
+
+def paths(bs, x, monkeypatch):
+    """The kernel of a product, and whether it packs x."""
+    called = []
+    monkeypatch.setattr(blocksparse, "run_parts", lambda task, parts: called.append(task))
+    bs.matmul(x)
+    task = called[0]
+    return task.func.py_func.__name__, task.args[3] == (0,)
+
+
+@pytest.mark.skipif(blocksparse._PLAIN, reason="plain loops pack nothing")
+def test_wide_matrices_do_not_pack_what_they_hardly_read(monkeypatch):
+    """Packing all rows of x would take most of the time."""
+    k = 40000  # a strip of one register goes beyond the second-level cache
+    for block, keep in (((16, 16), 0.1), ((2, 2), 0.1), ((1, 1), 0.05), ((1, 16), 0.1)):
+        for n, order in ((1, "C"), (3, "C"), (3, "F"), (100, "C"), (100, "F")):
+            kept = np.random.default_rng(0).random((16 // block[0], k // block[1])) < keep
+            bs = compress(np.kron(kept, np.ones(block, np.float32)), block)
+            x = np.ones((k, n), np.float32, order=order)
+            by_columns = n == 3 or n == 1 or order == "F"
+            name = "multiply_columns" if by_columns else "multiply"
+            assert paths(bs, x, monkeypatch) == (name, False)
+
+
+@pytest.mark.skipif(blocksparse._PLAIN, reason="plain loops pack nothing")
+def test_what_is_read_often_is_packed(monkeypatch):
+    for block, m, k, order in (
+        ((32, 1), 768, 4000, "C"),  # each row read for many rows of blocks
+        ((32, 1), 768, 4000, "F"),
+        ((64, 1), 64, 4000, "C"),  # for many tiles of a block
+        ((8, 1), 8, 4000, "F"),  # strips that stay near, and idle lanes
+        ((16, 16), 16, 32, "C"),
+    ):
+        bs = compress(np.ones((m, k), np.float32), block)
+        name = "multiply_columns" if order == "F" and block[0] > 8 else "multiply"
+        x = np.ones((k, 128), np.float32, order=order)
+        assert paths(bs, x, monkeypatch) == (name, True)
+
+
 @pytest.mark.parametrize("block", [(1, 1), (1, 32), (8, 1), (16, 16)], ids=str)
 def test_bias(block):
     rng = np.random.default_rng(3)
@@ -160,7 +227,7 @@ def test_what_is_not_finite_stays_where_it_belongs():
 
 
 @pytest.mark.parametrize("block", [(1, 1), (8, 1), (16, 16)], ids=str)
-def test_out(block):
+def test_out(block, packed):
     rng = np.random.default_rng(2)
     w = sparse(rng, (32, 32), block, 0.5)
     bs = compress(w, block)
@@ -671,7 +738,7 @@ def test_load_beside_a_folder_of_that_name(tmp_path):
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("block", [(8, 1), (32, 1)], ids=str)
-def test_workers_share_the_columns(block, turned, monkeypatch):
+def test_workers_share_the_columns(block, turned, packed, monkeypatch):
     """Tiles of columns are dealt out; the last one is not whole."""
     monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
     rng = np.random.default_rng(6)
@@ -1074,8 +1141,13 @@ for block, (m, n), kept in made:
             for columns in (1, 3, 16, 33):
                 x = rng.standard_normal((n, columns)).astype(dtype)
                 for operand in (x, np.asfortranarray(x)):
-                    result = bs.matmul(operand, bias=np.ones(m))
-                np.testing.assert_allclose(result, bs.to_dense() @ x + 1, atol=1e-3)
+                    for packed in (True, False):
+                        own = guarded(x.shape[::-1], dtype).T if operand is not x else None
+                        own = guarded(x.shape, dtype) if own is None else own
+                        own[:] = x
+                        blocksparse.kernels.pays = lambda *args: packed
+                        result = bs.matmul(own, bias=np.ones(m))
+                        np.testing.assert_allclose(result, bs.to_dense() @ x + 1, atol=1e-3)
 print("done")
 '''
 

@@ -4,7 +4,8 @@ The blocks lie one behind the other, each column by column: entry i of column k 
 ``values[(b * width + k) * tall + i]``, where ``tall`` is the height of a block rounded up to
 whole tiles.  What a tile reads of the dense matrix is packed first, so that neighbours in the
 tile are neighbours in memory.  Registers are read from multiples of their size, so that none lies
-across two cache lines.
+across two cache lines.  Where hardly a row of the dense matrix is read twice, that would take
+longer than the product: it is read where it lies then.
 
 The loop over the blocks of a row stands twice below: in a function of its own it is slower, as
 ``bench_blocksparse`` shows where half of the blocks or all are kept.  Its indices are unsigned,
@@ -38,6 +39,7 @@ from .tiles import (
 
 _NEXT = 24 << 10  # bytes that are read again and again, from the first-level cache
 _NEAR = 512 << 10  # the same, from the second-level cache
+_OFTEN = 2  # reads of a row of x from which on it pays to pack all rows first
 GATHERED = 8  # blocks of one row that a tile takes, if they have as many columns
 
 
@@ -61,11 +63,12 @@ def _rows(height):
     return -(-height // -(-height // ROWS))
 
 
-def tiling(height, depth, lanes, n) -> tuple[int, int]:
+def tiling(height, depth, lanes, n, packed=True) -> tuple[int, int]:
     """Rows of a tile for blocks of this height, and registers side by side for n columns.
 
     Twice the rows and half the columns are better where the `depth` rows of x that a row of blocks
     reads would not stay in the first-level cache otherwise, or many columns of the tile be empty.
+    No column may be where x is not packed.
     """
     rows = _rows(height)
     vecs = min(ACCUMULATORS // rows, 8)
@@ -76,20 +79,33 @@ def tiling(height, depth, lanes, n) -> tuple[int, int]:
     if n <= lanes or (vecs > 2 and (far or empty)):
         vecs = 1 if n <= lanes else vecs // 2
         rows *= 2 if rounded(height) % (2 * rows) == 0 else 1
+    while not packed and vecs * lanes > n:
+        vecs //= 2
     return rows, vecs
 
 
-def turned_tiling(height, width, lanes, n) -> tuple[int, int]:
+def pays(uses, length, low) -> bool:
+    """Whether to pack x, each of whose `length` rows is read so often on average.
+
+    Not if most would be read once or never.  Strips that stay in the first-level cache cost
+    nothing, though.  Nor do tiles along blocks that are lower than a register pay where they are
+    the other way, unless a strip goes beyond the second-level cache: most of a register is idle.
+    """
+    return uses >= _OFTEN or length * BITS // 8 <= (_NEAR if low else _NEXT)
+
+
+def turned_tiling(height, width, lanes, n, packed=True) -> tuple[int, int]:
     """Columns of x that a tile takes, and registers along the height, where x lies by columns.
 
-    Tiles of one register take twice the columns, which is faster unless blocks are single columns
-    or many columns of the tile would be empty.
+    Tiles of one register take twice the columns, which is faster unless blocks are single columns,
+    many columns of the tile would be empty, or x is not packed: as many columns of it, a power of
+    two apart, would drive each other out of the cache.
     """
     vecs = min(2, -(-height // lanes))
     rows = 1 << (min(ACCUMULATORS // vecs, 8, n).bit_length() - 1)
     twice = 2 * rows
     full = twice <= n and -(-n // twice) * twice <= 1.05 * -(-n // rows) * rows
-    if width > 1 and twice * vecs <= ACCUMULATORS and full:
+    if packed and width > 1 and twice * vecs <= ACCUMULATORS and full:
         rows = twice
     return rows, vecs
 
@@ -133,20 +149,25 @@ def _pack(vecs, square, turned, x, left, right, wide, room):
 
 
 @kernel
-def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, end, low, high):
+def multiply(
+    rows, vecs, square, packed, turned, values, layout, bias, x, out, begin, end, low, high
+):
     """Rows begin..end−1 of blocks of ``out = W @ x + bias``, in columns low..high−1.
 
     x and out have contiguous rows, but x comes transposed where `turned`; `square` has as many
-    entries as a register, and low is a multiple of a tile's columns.
+    entries as a register, and low is a multiple of a tile's columns.  Where `packed` is empty, x
+    is read where it lies: it is not turned, and no narrower than a tile.
     """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
     count, wide = len(rows), len(vecs) * lanes(x)
     n, length = x.shape if turned else x.shape[::-1]
     # As many strips of x as the second-level cache holds, each one row behind the other.
-    strip = length * wide
+    in_place = len(packed) == 0
+    strip = 0 if in_place else length * wide
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * wide
-    as_is = not turned and n == wide and x.ctypes.data % LINE == 0
+    as_is = in_place or (not turned and n == wide and x.ctypes.data % LINE == 0)
+    step = n if in_place else wide  # from a row of x to the next
     room = _aligned(0 if as_is else strip * (min(most, high - low + wide - 1) // wide), x)
     source = x.reshape(x.size) if as_is else room
     flat = out.reshape(out.size)
@@ -159,6 +180,8 @@ def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, en
         for q in range(begin, end):
             for column in range(left, right, wide):
                 offset = (column - left) // wide * strip
+                if in_place:
+                    column = offset = min(column, n - wide)  # the last takes some once more
                 for t in range(0, tall, count):
                     row = q * height + t
                     tile = spread_tile(vecs, bias, down, row)
@@ -166,21 +189,21 @@ def multiply(rows, vecs, square, turned, values, layout, bias, x, out, begin, en
                     entry = b * width * tall + t
                     if width == 1:  # two in turn: a tenth less time
                         while b + 1 < stop:
-                            start = offset + indices[np.uintp(b)] * wide
+                            start = offset + indices[np.uintp(b)] * step
                             tile = add_outer(tile, vecs, values, down, entry, source, start)
                             entry += tall
-                            start = offset + indices[np.uintp(b + 1)] * wide
+                            start = offset + indices[np.uintp(b + 1)] * step
                             tile = add_outer(tile, vecs, values, down, entry, source, start)
                             entry += tall
                             b += 2
                     while b < stop:
                         base = indices[b] * width
                         entry = b * width * tall + t
-                        start = offset + base * wide
+                        start = offset + base * step
                         for _ in range(min(width, length - base)):
                             tile = add_outer(tile, vecs, values, down, entry, source, start)
                             entry += tall
-                            start += wide
+                            start += step
                         b += 1
                     last = min(row + count, q * height + height, out.shape[0])
                     if row + count == last and column + wide <= n:
@@ -287,30 +310,38 @@ def _pack_columns(count, square, x, column, room, place):
 
 
 @kernel
-def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, end, low, high):
+def multiply_columns(
+    rows, vecs, square, packed, turned, values, layout, bias, x, out, begin, end, low, high
+):
     """The same for xᵀ and outᵀ with contiguous rows: the registers lie along the blocks' columns.
 
     x is (columns of the dense matrix, length), out (columns, rows of the result); `square` has
-    as many entries as `rows`, a power of two.
+    as many entries as `rows`, a power of two.  Where `packed` is empty, x is read where it lies:
+    it may come transposed then, where `turned`.
     """
     height, width, tall = layout.height, layout.width, layout.tall
     indices, first = layout.indices, layout.first
     count, deep = len(rows), len(vecs) * lanes(x)
-    n, length = x.shape
+    n = out.shape[0]
+    length = x.size // n
     limit = out.shape[1]
     flat = out.reshape(out.size)
     corner = _aligned(count * deep, x)
-    down, across = evenly(rows, 0, 1), evenly(rows, 0, limit)
+    in_place = len(packed) == 0
+    as_is = in_place | (count == 1)
+    apart = (1 if turned else length) if as_is else 1  # from a column of x to the next
+    step = (n if turned else 1) if in_place else count  # and from a row to the next
+    down, across = evenly(rows, 0, apart), evenly(rows, 0, limit)
     aside, same = evenly(rows, 0, deep), evenly(rows, 0, 0)
     # As many columns of the dense matrix, and then rows of blocks, as the second-level cache holds.
-    strip = length * count
+    strip = 0 if in_place else length * count
     most = max(_NEAR // max(strip * x.itemsize, 1), 1) * count
-    room = _aligned(0 if count == 1 else strip * (min(most, high - low + count - 1) // count), x)
-    source = x.reshape(x.size) if count == 1 else room
+    room = _aligned(0 if as_is else strip * (min(most, high - low + count - 1) // count), x)
+    source = x.reshape(x.size) if as_is else room
     blocks = max(_NEAR // (width * tall * x.itemsize), 1)
     for left in range(low, high, most):
         right = min(left + most, high)
-        if count > 1:
+        if not as_is:
             for group in range(left, right, count):
                 column = min(group, n - count)  # the last tile takes some columns once more
                 place = (group - left) // count * strip
@@ -321,7 +352,7 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
             lower = min(max(lower, upper + 1), end)
             for group in range(left, right, count):
                 column = min(group, n - count)
-                offset = group * length if count == 1 else (group - left) // count * strip
+                offset = column * apart if as_is else (group - left) // count * strip
                 for q in range(upper, lower):
                     for t in range(0, height, deep):
                         row = q * height + t
@@ -330,21 +361,21 @@ def multiply_columns(rows, vecs, square, values, layout, bias, x, out, begin, en
                         entry = b * width * tall + t
                         if width == 1:
                             while b + 1 < stop:
-                                start = offset + indices[np.uintp(b)] * count
+                                start = offset + indices[np.uintp(b)] * step
                                 tile = add_outer(tile, vecs, source, down, start, values, entry)
                                 entry += tall
-                                start = offset + indices[np.uintp(b + 1)] * count
+                                start = offset + indices[np.uintp(b + 1)] * step
                                 tile = add_outer(tile, vecs, source, down, start, values, entry)
                                 entry += tall
                                 b += 2
                         while b < stop:
                             base = indices[b] * width
                             entry = b * width * tall + t
-                            start = offset + base * count
+                            start = offset + base * step
                             for _ in range(min(width, length - base)):
                                 tile = add_outer(tile, vecs, source, down, start, values, entry)
                                 entry += tall
-                                start += count
+                                start += step
                             b += 1
                         last = min(q * height + height, limit)
                         if row + deep <= last:
