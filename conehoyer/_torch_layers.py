@@ -74,7 +74,7 @@ class BlockSparseLinear(torch.nn.Module):
         module : torch.nn.Linear
             The layer; its weights are copied, those of 16 bits to float32.
         block_shape : tuple of int
-            Rows (outputs) and columns (inputs) of a block.
+            Rows (outputs) and columns (inputs) of a block; none is stored larger than the weights.
 
         Returns
         -------
@@ -148,7 +148,7 @@ class BlockSparseLinear(torch.nn.Module):
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        """Height and width of a block."""
+        """Height and width of a block, at most those of the weights."""
         return self.matrix.block_shape
 
     @property

@@ -65,6 +65,15 @@ def _block_shape(block_shape, name="block_shape") -> tuple[int, int]:
     return _sides(block_shape, name, 1)
 
 
+def _within(block_shape, shape) -> tuple[int, int]:
+    """The block shape, no larger than the matrix: its zeros beyond would be stored and multiplied.
+
+    It stays as it is along a side of 0, where there are no blocks.
+    """
+    height, width = (min(part, side or part) for part, side in zip(block_shape, shape, strict=True))
+    return height, width
+
+
 def _scale(scale, dtype):
     """A factor as the kernels take it."""
     number = real(scale, "scale")
@@ -100,7 +109,8 @@ class BlockPattern:
         For each block whether it is kept.  `conehoyer.project_bilevel` gives it as
         ``info.kept``, for ``groups=block_shape``.
     block_shape : tuple of int
-        Height and width of a block.
+        Height and width of a block.  A side that is larger than that of the matrix counts as, and
+        is reported as, that of the matrix.
     shape : tuple of int, optional
         Shape of the matrix; by default all blocks are whole.  Blocks at its right and lower
         edge may be smaller.
@@ -143,6 +153,7 @@ class BlockPattern:
                 f"kept must have shape {self.grid} for a matrix of shape {self.shape} in blocks of "
                 f"{self.block_shape}, got {kept.shape}"
             )
+        self.block_shape = _within(self.block_shape, self.shape)
         rows, self.indices = (place.astype(np.intp) for place in np.nonzero(kept))
         self.indptr = np.searchsorted(rows, np.arange(self.grid[0] + 1))
 
@@ -364,7 +375,7 @@ class BlockSparse:
     dtype : dtype
         The type of the values, float32 or float64.
     block_shape : tuple of int
-        Height and width of a block.
+        Height and width of a block, at most those of the matrix.
     n_blocks : int
         How many blocks are kept.
     density : float
@@ -437,7 +448,7 @@ class BlockSparse:
 
     @property
     def block_shape(self) -> tuple[int, int]:
-        """Height and width of a block."""
+        """Height and width of a block, at most those of the matrix."""
         return self.pattern.block_shape
 
     @property
@@ -852,7 +863,8 @@ def compress(w, block_shape) -> BlockSparse:
         The matrix.  float32 and float64 are kept, narrower floats become float32, integers
         float64.
     block_shape : tuple of int
-        Height and width of a block.  Blocks at the right and lower edge may be smaller.
+        Height and width of a block.  Blocks at the right and lower edge may be smaller, and none
+        is stored larger than the matrix.
 
     Returns
     -------
@@ -879,7 +891,7 @@ def compress(w, block_shape) -> BlockSparse:
     if type(w).__module__.startswith("scipy.sparse"):
         raise TypeError("w must be dense: from_scipy takes a scipy.sparse container")
     w = _matrix(w)
-    height, width = _block_shape(block_shape)
+    height, width = _within(_block_shape(block_shape), w.shape)
     rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)
     if w.shape != (rows * height, columns * width):
         whole = np.zeros((rows * height, columns * width), w.dtype)
@@ -1038,6 +1050,8 @@ def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSpar
         )
     if not good:
         raise ValueError(f"{name}: its arrays describe no block-sparse matrix")
+    pattern.block_shape = height, width = _within(parts, sides)
+    blocks = blocks[:, :height, :width]  # older files have blocks larger than the matrix
     return BlockSparse._from_blocks(pattern, blocks)
 
 
@@ -1202,11 +1216,14 @@ def best_block_shape(
     if not shapes:
         raise ValueError("shapes must name at least one block shape")
     n_cols = integer(n_cols, "n_cols", 1)
-    size = tuple(min(max(side, 512), 1024) for side in w.shape)  # small ones are all overhead
     places, costs = np.argwhere(w), []
     for shape in shapes:
         height, width = shape
-        per_row, per_block = _cost(shape, size, w.dtype.name, n_cols)
+        stored = _within(shape, w.shape)
+        size = tuple(  # small ones are all overhead; one block must be whole
+            min(max(side, 512), max(part, 1024)) for side, part in zip(w.shape, stored, strict=True)
+        )
+        per_row, per_block = _cost(stored, size, w.dtype.name, n_cols)
         rows, columns = -(-w.shape[0] // height), -(-w.shape[1] // width)
         kept = np.unique(places[:, 0] // height * columns + places[:, 1] // width).size
         seconds = per_row * rows + per_block * kept
@@ -1237,7 +1254,7 @@ def _cost(shape, size, dtype, n_cols) -> tuple[float, float]:
     for count in (few, max(4 * number // 10, few + 1)):  # of one block none, and one
         kept = rng.permutation(number) < count
         pattern = BlockPattern(kept.reshape(grid), shape, size)
-        blocks = np.ones((pattern.n_blocks, *shape), dtype)
+        blocks = np.ones((pattern.n_blocks, *pattern.block_shape), dtype)
         bs = BlockSparse._from_blocks(pattern, blocks)
         out = bs @ x
         product = functools.partial(bs.matmul, x, out=out, workers=1)

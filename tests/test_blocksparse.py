@@ -909,6 +909,78 @@ def test_nbytes_and_density():
     assert compress(np.zeros((0, 4)), (2, 2)).density == 0.0
 
 
+BEYOND = [((10, 4), (64, 64)), ((10, 4), (64, 2)), ((4, 10), (1, 64)), ((3, 5), (2, 1000))]
+
+
+@pytest.mark.parametrize(("shape", "block"), BEYOND, ids=str)
+def test_blocks_are_no_larger_than_the_matrix(shape, block):
+    """Their zeros beyond it would be stored, saved and multiplied."""
+    w = sparse(np.random.default_rng(0), shape, tuple(map(min, block, shape)), 0.8)
+    bs = compress(w, block)
+    fitting = compress(w, tuple(map(min, block, shape)))
+    for one, other in ((bs, fitting), (bs.T, fitting.T)):
+        assert one.block_shape == other.block_shape
+        assert one.nbytes == other.nbytes
+        assert repr(one) == repr(other)
+        np.testing.assert_array_equal(one.blocks(), other.blocks())
+        np.testing.assert_array_equal(one.to_dense(), other.to_dense())
+    file = io.BytesIO()
+    bs.save(file)
+    assert file.tell() < 4000
+    file.seek(0)
+    assert load(file).block_shape == bs.block_shape
+    np.testing.assert_array_equal(load(io.BytesIO(file.getvalue())).to_dense(), w)
+    x = np.random.default_rng(1).standard_normal((shape[1], 20))
+    check_product(bs @ x, w, x)
+    np.testing.assert_array_equal(prune(w, block, 1.0), w)
+    best, costs = blocksparse.best_block_shape(w, [block], 8, full_output=True)
+    assert best == costs[0].block_shape == block  # as it was asked for
+    assert costs[0].n_blocks == bs.n_blocks
+
+
+def test_one_block_is_a_matrix_of_scipy():
+    w = np.arange(1.0, 41.0).reshape(10, 4)
+    there = compress(w, (4096, 4096)).to_scipy()
+    assert there.blocksize == (10, 4)
+    np.testing.assert_array_equal(there.toarray(), w)
+    assert from_scipy(there).block_shape == (10, 4)
+
+
+def test_patterns_of_blocks_larger_than_the_matrix():
+    pattern = BlockPattern([[True, False]], (64, 3), (5, 6))
+    assert (pattern.block_shape, pattern.grid) == ((5, 3), (1, 2))
+    q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    expected, _ = dense_attention(q[:5], k, v, pattern.kept.repeat(3, axis=1), 0.5)
+    np.testing.assert_allclose(pattern.attention(q[:5], k, v), expected.astype(float))
+    assert BlockPattern(np.ones((0, 1)), (2, 8), (0, 4)).block_shape == (2, 4)
+    with pytest.raises(ValueError, match=r"in blocks of \(64, 3\), got \(2, 2\)"):
+        BlockPattern(np.ones((2, 2)), (64, 3), (5, 6))
+
+
+def test_files_of_blocks_larger_than_the_matrix():
+    """Older versions have written them, with zeros beyond the edge."""
+    blocks = np.zeros((1, 8, 8))
+    blocks[0, :5, :6] = np.arange(30.0).reshape(5, 6)
+    file = saved(blocks=blocks, indices=np.array([0]), indptr=np.array([0, 1]),
+                 shape=np.array([5, 6]), block_shape=np.array([8, 8]))  # fmt: skip
+    bs = load(file)
+    assert bs.blocks().shape == (1, 5, 6)
+    np.testing.assert_array_equal(bs.to_dense(), blocks[0, :5, :6])
+
+
+@pytest.mark.parametrize("shape", [(16, 3000), (3000, 16)], ids=str)
+def test_costs_of_blocks_larger_than_the_matrix(shape, monkeypatch):
+    """What is measured is the block that is stored, whole."""
+    asked = []
+    monkeypatch.setattr(
+        blocksparse, "_cost", lambda shape, size, *args: asked.append((shape, size)) or (1.0, 1.0)
+    )
+    blocksparse.best_block_shape(np.ones(shape), [(4096, 4096), (1, 1)], 4)
+    assert [one for one, _ in asked] == [shape, (1, 1)]
+    assert all(part <= side for part, side in zip(shape, asked[0][1], strict=True))
+    assert max(asked[1][1]) == 1024
+
+
 def saved(**changes):
     """A file with a right matrix, but for the changes; None leaves an array out."""
     arrays = {

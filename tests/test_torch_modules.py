@@ -1139,6 +1139,20 @@ def test_the_default_shape_of_blocks():
     assert chtorch.sparsify(torch.nn.Linear(4, 64)).block_shape == (32, 1)
 
 
+def test_blocks_are_no_larger_than_the_weights():
+    dense = torch.nn.Linear(6, 5)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (4096, 4096))
+    assert layer.block_shape == (5, 6)
+    assert layer.get_extra_state()["blocks"].shape == (1, 5, 6)
+    state = layer.state_dict()
+    old = torch.zeros(1, 8, 8)  # as older versions have saved it
+    old[0, :5, :6] = 2 * dense.weight.detach()
+    state["_extra_state"]["blocks"] = old
+    layer.load_state_dict(state)
+    assert layer.block_shape == (5, 6)
+    assert torch.equal(layer.weight, 2 * dense.weight)
+
+
 def test_inputs_that_are_negated_lazily():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
     x = torch.complex(torch.zeros(2, 4), torch.arange(8.0).reshape(2, 4)).conj().imag
