@@ -14,12 +14,6 @@ from ._torch_compile import uncompiled
 
 _OWN = ("mask", "constraint")  # no part of a saved state
 _ELSEWHERE = ("amsgrad", "maximize")  # options of AdamW that there are none of here
-# What PyTorch's AdamW and its schedulers put into groups, which may be taken over from there.
-_OF_TORCH = (
-    "params", "param_names", "foreach", "fused", "capturable", "differentiable",
-    "decoupled_weight_decay", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
-    "swa_lr",
-)  # fmt: skip
 
 
 class SparseAdamW(torch.optim.Optimizer):
@@ -158,13 +152,6 @@ class SparseAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            for name in group:
-                if name not in (*optim._OPTIONS, *_ELSEWHERE, *_OF_TORCH):
-                    raise ValueError(
-                        f"params: a parameter group has the unknown option {name!r}; known are "
-                        f"{', '.join(optim._OPTIONS)} (what is for others can be put into "
-                        "param_groups later)"
-                    )
             for p in group["params"]:
                 if not p.is_floating_point():
                     raise TypeError(f"params must be real floating tensors, got {p.dtype}")

@@ -251,31 +251,6 @@ def test_masks_by_name_in_groups_and_as_lists():
     assert (later == 1.0).all()
 
 
-@pytest.mark.parametrize("name", ["L1", "group", "workers", "check_finite", 1])
-def test_unknown_options_of_a_group(name):
-    group = {"params": [torch.nn.Parameter(torch.ones(2))], name: 2}
-    with pytest.raises(ValueError, match=rf"unknown option {name!r}; known are lr, .*\bl1\b"):
-        chtorch.SparseAdamW([group])
-    optimizer = chtorch.SparseAdamW([torch.nn.Parameter(torch.ones(3))])
-    with pytest.raises(ValueError, match="unknown option"):
-        optimizer.add_param_group(group)
-    assert len(optimizer.param_groups) == 1
-
-
-def test_groups_may_hold_what_pytorch_puts_there():
-    p = torch.nn.Parameter(torch.ones(2))
-    other = torch.optim.AdamW([p])
-    torch.optim.lr_scheduler.OneCycleLR(other, 0.1, total_steps=4)
-    torch.optim.swa_utils.SWALR(other, swa_lr=0.05)
-    optimizer = chtorch.SparseAdamW(other.param_groups)
-    optimizer.param_groups[0]["lr_scale"] = 0.5
-    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
-    again = copy.deepcopy(optimizer)
-    again.load_state_dict(optimizer.state_dict())
-    again.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "initial_lr": 0.1})
-    assert chtorch.SparseAdamW([("w", p)]).param_groups[0]["param_names"] == ["w"]
-
-
 def test_masks_of_unknown_parameters():
     p, q = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     kept = torch.zeros(3, dtype=torch.bool)
