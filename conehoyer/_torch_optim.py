@@ -61,7 +61,8 @@ class SparseAdamW(torch.optim.Optimizer):
     Raises
     ------
     ValueError, TypeError
-        As `conehoyer.optim.SparseAdamW`.
+        As `conehoyer.optim.SparseAdamW`, but an option of a parameter group that is not known
+        is kept for whoever put it there, as all optimizers of PyTorch do.
 
     Notes
     -----
