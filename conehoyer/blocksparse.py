@@ -667,8 +667,8 @@ class BlockSparse:
         Returns
         -------
         ndarray of shape (M,) or (..., M, K)
-            The product, in the wider of the two precisions.  Without `out` its rows or its
-            columns are contiguous, whichever takes less time.
+            The product, in the wider of the two precisions, at most float64.  Without `out` its
+            rows or its columns are contiguous, whichever takes less time.
 
         Raises
         ------

@@ -15,7 +15,7 @@ from .._jit import helper, inlined
 from . import engine, passes, simd
 from .arrays import LOG, NORM, REST, WANTED, uncounted
 
-MOST = 32  # entries of a row; of more, SSE alone takes longer than `short`, AVX2 from 60 on
+MOST = 32  # entries of a row; of more, `short` takes less time where registers are short
 WIDTH = simd.REGISTER_BITS // 64  # rows side by side
 STEPS = 12  # at most
 TERMS = 8  # of a running sum, see `passes.RUN`
@@ -38,7 +38,7 @@ BEHIND = FACTOR + 1
 
 @helper
 def columns_for(n):
-    """Scratch for `project`; none for rows that are too long."""
+    """Scratch for `search` and `write`; none for rows that are too long."""
     size = (n + BEHIND) * WIDTH if n <= MOST else 0
     room = np.empty(size + WIDTH, np.float64)
     start = -room.ctypes.data % simd.LINE // 8
