@@ -237,8 +237,6 @@ def check_out(out, shape, dtype):
     """Raise unless `out` can take a result of this shape and dtype."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
-    if isinstance(out, np.ma.MaskedArray):  # what its mask hides would be written as well
-        raise TypeError("out must not be a masked array")
     if out.shape != shape:
         raise ValueError(f"out must have the result's shape {shape}, got {out.shape}")
     if out.dtype != dtype:
