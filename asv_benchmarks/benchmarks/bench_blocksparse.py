@@ -160,6 +160,32 @@ class OverTorch:
         return compare((self.product.call(), self.product.torch())).samples
 
 
+class WideAndShort:
+    """16 × 100,000, of which a tenth of the blocks is kept, over SciPy's CSR product.
+
+    Hardly a row of the dense operand is read twice.
+    """
+
+    params = (("16x16", "1x16", "1x1"), (1, 100), ORDERS)
+    param_names = ("block", "columns", "contiguous")
+
+    def setup(self, block, columns, order):
+        sparse = require("scipy.sparse")
+        rng = np.random.default_rng(0)
+        height, width = map(int, block.split("x"))
+        w = rng.standard_normal((16, 100_000)).astype(np.float32)
+        w = blocksparse.prune(w, (height, width), 0.1)
+        x = rng.standard_normal((100_000, columns)).astype(np.float32)
+        x = np.asarray(x, order="F" if order == "columns" else "C")
+        product = partial(blocksparse.compress(w, (height, width)).matmul, x, workers=1)
+        self.calls = product, partial(sparse.csr_array(w).__matmul__, x)
+        product()
+
+    @sampled("ratio")
+    def track_over_scipy(self, *params):
+        return compare(self.calls).samples
+
+
 class Layer:
     """`BlockSparseLinear` with nine tenths of zeros over the linear layer, without gradients."""
 

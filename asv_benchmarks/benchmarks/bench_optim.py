@@ -79,6 +79,12 @@ class OverMemory:
         return compare(*self.pairs).samples
 
 
+class FewColumns(OverMemory):
+    """Tall blocks of matrices with fewer columns than a register has entries."""
+
+    params = (DTYPES, ((5_000_000, 2), (1_000_000, 10)), ((10, 1), (1000, 2)), (1,))
+
+
 class Reweighted(OverMemory):
     """The weights of the blocks renewed in every step, which is the most that they can cost."""
 
