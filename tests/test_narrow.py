@@ -270,3 +270,15 @@ def test_hoyer_far_from_the_norm_of_the_input(size, l2):
     for row, y in zip(project_hoyer(x, 0.5, l2=l2), x, strict=True):
         ref = oracle.project_hoyer(y, 0.5, l2=l2)
         np.testing.assert_allclose(row / l2, (ref / oracle.LD(l2)).astype(float), atol=1e-13)
+
+
+def test_subnormal_float32():
+    """As exact as their digits allow, also where a row is left to others."""
+    rng = np.random.default_rng(7)
+    for _ in range(60):
+        n = rng.integers(8, 30)
+        x = (10.0 ** rng.integers(-43, -40) * rng.standard_normal((5, n))).astype(np.float32)
+        level = float(rng.integers(2, n))
+        for row, y in zip(project_cai(x, level), x, strict=True):
+            ref = oracle.project_cai(y, level)
+            assert np.abs(row - ref).max() <= 1e-5 * np.abs(ref).max() + 1.5e-45
