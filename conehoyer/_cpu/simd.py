@@ -462,32 +462,20 @@ def square_root(typingctx, a):
 # What `_math` says of numbers, said of registers.
 
 
-@overload(operator.add)
-def _add(a, b):
-    if isinstance(a, Vec) and isinstance(b, Vec):
-        return lambda a, b: add(a, b)
-    return None
+def _lend(function, operation):
+    """Let a function of two numbers stand for an operation on registers."""
+
+    @overload(function)
+    def lent(a, b):
+        if isinstance(a, Vec) and isinstance(b, Vec):
+            return lambda a, b: operation(a, b)
+        return None
 
 
-@overload(operator.sub)
-def _sub(a, b):
-    if isinstance(a, Vec) and isinstance(b, Vec):
-        return lambda a, b: sub(a, b)
-    return None
-
-
-@overload(operator.mul)
-def _mul(a, b):
-    if isinstance(a, Vec) and isinstance(b, Vec):
-        return lambda a, b: multiply(a, b)
-    return None
-
-
-@overload(operator.truediv)
-def _truediv(a, b):
-    if isinstance(a, Vec) and isinstance(b, Vec):
-        return lambda a, b: divide(a, b)
-    return None
+_lend(operator.add, add)
+_lend(operator.sub, sub)
+_lend(operator.mul, multiply)
+_lend(operator.truediv, divide)
 
 
 @overload(math.sqrt)
