@@ -125,32 +125,26 @@ class Shapes:
         return self.problem.over_floor().samples
 
 
-class TallDiagonals:
-    """Diagonals of a few columns, a million entries: the height may count but once."""
-
-    params = ((2, 10, 100), DTYPES, ("linf", "l2"))
-    param_names = ("columns", "dtype", "inner")
-
-    def setup(self, columns, dtype, inner):
-        self.problem = Problem("diagonals", ((1 << 20) // columns, columns), dtype, inner)
-
-    @sampled("ratio")
-    def track_over_floor(self, *params):
-        return self.problem.over_floor().samples
-
-
 class ShortRows:
     """Rows as groups, a million entries."""
 
+    groups = "rows"
     params = ((4, 7, 16, 32, 49, 64, 200), DTYPES, ("linf", "l2"))
     param_names = ("columns", "dtype", "inner")
 
     def setup(self, columns, dtype, inner):
-        self.problem = Problem("rows", ((1 << 20) // columns, columns), dtype, inner)
+        self.problem = Problem(self.groups, ((1 << 20) // columns, columns), dtype, inner)
 
     @sampled("ratio")
     def track_over_floor(self, *params):
         return self.problem.over_floor().samples
+
+
+class TallDiagonals(ShortRows):
+    """Diagonals of a few columns, a million entries: the height may count but once."""
+
+    groups = "diagonals"
+    params = ((2, 10, 100), DTYPES, ("linf", "l2"))
 
 
 class Times:
