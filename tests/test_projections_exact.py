@@ -382,6 +382,8 @@ PROJECTIONS = {
     "cai_nonneg": lambda y, s: ch.project_cai(y, 3.5, nonneg=True),
     "hoyer": lambda y, s: ch.project_hoyer(y, 0.7),
     "hoyer_denser": lambda y, s: ch.project_hoyer(y, 0.02),
+    "hoyer_nonneg": lambda y, s: ch.project_hoyer(y, 0.7, nonneg=True),
+    "hoyer_nonneg_denser": lambda y, s: ch.project_hoyer(y, 0.02, nonneg=True),
     "ball": lambda y, s: ch.project_l1_ball(y, 2.5 * s),
     "simplex": lambda y, s: ch.project_simplex(y, 2.5 * s),
 }
@@ -390,11 +392,11 @@ PROJECTIONS = {
 @pytest.mark.parametrize("project", PROJECTIONS.values(), ids=PROJECTIONS)
 @pytest.mark.parametrize("name", ["gaussian", "integers", "near_constant", "zipf", "cauchy"])
 def test_powers_of_two_scale_bit_for_bit(name, project):
-    for n in (10, 300, 70_000):
+    for n in (10, 20, 300, 70_000):
         y = make(name, n)
         x = project(y, 1.0)
         # down to where the smallest entries stay normal, up to where the sums overflow
-        for exponent in (-700, -511, -300, -1, 1, 64, 300, 511, 900):
+        for exponent in (-700, -511, -300, -1, 1, 64, 300, 325, 511, 900):
             scaled = project(np.ldexp(y, exponent), 2.0**exponent)
             np.testing.assert_array_equal(scaled, np.ldexp(x, exponent), err_msg=str((n, exponent)))
 

@@ -129,6 +129,22 @@ class Distributions:
     track_passes.unit = "passes"
 
 
+class OtherUnits:
+    """1,000,000 entries times a power of two, so that squares leave the range of numbers."""
+
+    params = (FUNCTIONS, DTYPES, ("small", "large"))
+    param_names = ("function", "dtype", "entries")
+
+    def setup(self, function, dtype, entries):
+        exponent = (50 if dtype == "float32" else 600) * (1 if entries == "large" else -1)
+        y = np.ldexp(data("gaussian", 1_000_000, dtype), exponent)
+        self.problem = Problem(function, y, 0.01)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
+
+
 class Layouts:
     """Slices of 1000 × 1000 entries, and the floor on as many side by side."""
 

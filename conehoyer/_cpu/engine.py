@@ -984,7 +984,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
         for c in range(part.shape[0]):
             q += part[c, column]
         # Squares of negative entries, which the search has not seen, may overflow.
-        l2 = math.sqrt(q) if q < 1e200 else passes.norm(z)
+        l2 = math.sqrt(q) if q < math.inf else passes.norm(z)
     if job.action == SQUARES:
         return _write_job(st, l2)
     if early:
@@ -1176,6 +1176,12 @@ def _least(z):
 
 
 @helper
+def is_cut(scaled):
+    """Whether entries of what `scale` has written count as another, see `_least`."""
+    return passes.largest(scaled, True) >= -_least(scaled)
+
+
+@helper
 def scale(kind, absolute, p, l2, z, scaled, by_size):
     """Write the data times 2^shift, below 1; p, l2 in that unit; the result's unit is 2^back.
 
@@ -1189,12 +1195,14 @@ def scale(kind, absolute, p, l2, z, scaled, by_size):
     elif not top > 0.0:
         top = max(passes.largest(z, True), 0.0)
     shift = -int(math.frexp(top)[1])
-    least = -math.inf if by_size else _least(z)
-    for i in range(z.size):
-        scaled[i] = max(math.ldexp(np.float64(z[i]), shift), least)
+    passes.write_in_unit(z, shift, scaled)
     back = -shift
-    if kind == m.HOYER and l2 < 0.0 and not absolute:
-        l2 = passes.norm(z)
+    if not (absolute or by_size):
+        least = _least(z)
+        for i in range(z.size):
+            scaled[i] = max(scaled[i], least)
+        if kind == m.HOYER and l2 < 0.0 and is_cut(scaled):
+            l2 = passes.norm(z)
     if kind <= m.SIMPLEX:
         p = math.ldexp(p, shift)
     elif kind == m.HOYER and l2 >= 0.0:
@@ -1214,8 +1222,7 @@ def write_scaled(st, kind, absolute, p, l2, rest, z, scaled, written, shift, bac
     else:
         if not written:
             write_verdict(kind, st, l2, p, rest, z.size, scaled, absolute, scaled, NO)
-        for i in range(z.size):
-            out[i] = math.ldexp(np.float64(scaled[i]), back)
+        passes.write_in_unit(scaled, back, out)
     row[THRESHOLD] = math.ldexp(row[THRESHOLD], -shift)
     if kind <= m.SIMPLEX:
         row[REACHED] = math.ldexp(row[REACHED], -shift)

@@ -120,9 +120,7 @@ def scale_rows(z, v, place, scaled):
     for row in range(z.shape[0]):
         exponent = int(math.frexp(v.top[place + row])[1])
         v.exponent[place + row] = exponent
-        source, target = z[row], scaled[row]
-        for i in range(source.size):
-            target[i] = math.ldexp(source[i], -exponent)
+        passes.write_in_unit(z[row], -exponent, scaled[row])
 
 
 @kernel
@@ -248,6 +246,4 @@ def write(verdict, x, z, out, v, place, first, last):
             dust, factor = real(search.write_dust(gap)), real(search.write_factor(tau, gap, var))
             passes.write_soft(source, True, anchor, offset, dust, factor, target)
         if scaled:
-            target = out[row, begin:end]
-            for j in range(target.size):
-                target[j] = math.ldexp(z[row, begin + j], v.exponent[i])
+            passes.write_in_unit(z[row, begin:end], v.exponent[i], out[row, begin:end])

@@ -247,6 +247,16 @@ def influences(sample, run, anchor, offset, limit, linear, square, unit):
 
 
 @helper
+def write_in_unit(z, exponent, out):
+    """Write z·2^exponent, rounded once: `math.ldexp` of each entry, but by registers."""
+    # As far as one factor reaches; of two, the one that may round comes last.
+    most = max(min(exponent, 1023), -1022)
+    first, second = math.ldexp(1.0, exponent - most), math.ldexp(1.0, most)
+    for i in range(z.size):
+        out[i] = np.float64(z[i]) * first * second
+
+
+@helper
 def moments(z, absolute):
     """Σa, Σa² and the exponent e of the unit 2^e in which they are given.
 
@@ -259,8 +269,7 @@ def moments(z, absolute):
         return s, q, 0
     exponent = int(math.frexp(largest(z, True))[1])
     scaled = np.empty(z.size)
-    for i in range(z.size):
-        scaled[i] = math.ldexp(np.float64(z[i]), -exponent)
+    write_in_unit(z, -exponent, scaled)
     _, s, q = sums(scaled, absolute, 0.0, -math.inf)
     return s, q, exponent
 

@@ -415,8 +415,8 @@ def _rescaled(
     if searched == m.CAI or wanted >= np.finfo(z.dtype.type).tiny:
         report[WANTED] = p
         if columns.size:
-            # Of entries below 0 the unit may have left nothing.
-            sought = kind if absolute or kind == m.SIMPLEX else searched
+            cut = kind == m.HOYER and not absolute and engine.is_cut(scaled)
+            sought = searched if cut else kind
             narrow.search(sought, absolute, tol, rows, columns, known, table)
         else:
             search(searched, absolute, tol, rows, rows[:0], rows[:0], folded, known, table)
