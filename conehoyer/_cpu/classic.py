@@ -171,9 +171,10 @@ def _spread(a):
 def _unit_values(z, absolute, top, a):
     """a divided by the power of two above its largest entry `top`; returns the exponent."""
     exponent = int(math.frexp(max(top, 0.0))[1])
-    for i in range(z.size):
-        value = math.ldexp(np.float64(z[i]), -exponent)
-        a[i] = abs(value) if absolute else value
+    passes.write_in_unit(z, -exponent, a)
+    if absolute:
+        for i in range(a.size):
+            a[i] = abs(a[i])
     return exponent
 
 
