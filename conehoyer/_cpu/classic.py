@@ -10,7 +10,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes
-from .arrays import NO, NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED
+from .arrays import NO, NORM, PASSES, REACHED, REST, STATUS, THRESHOLD, WANTED, YES
 
 
 @helper
@@ -69,7 +69,7 @@ def _mended(a, radius, rho):
     offset, size = -a.size * 2.0**-52 * (abs(rho) + radius), 0.0
     for _ in range(m.NEWTON_PASSES):
         before = size
-        size, total, _ = passes.sums(a, False, rho, offset)
+        size, total, _ = passes.sums(a, NO, rho, offset)
         if size == before:
             break
         offset = m.newton_offset(m.L1, radius, size, total, 0.0)
@@ -184,7 +184,7 @@ def _exact(kind, level, threshold, a):
     lo = 0.0 if kind == m.CAI else -math.inf
     st = m.State(m.GO, threshold, 0.0, lo, math.inf, -1.0, 0, False, True, 0, 0.0, 0.0)
     while st.status == m.GO:
-        nu, s, q = passes.sums(a, False, st.anchor, st.offset)
+        nu, s, q = passes.sums(a, NO, st.anchor, st.offset)
         st = m.advance(kind, level, 0.0, st, nu, s, q)
     return st
 
@@ -279,8 +279,8 @@ def alternating_rows(absolute, tol, x, out, table, first, last):
             table[r, STATUS] = m.NONFINITE
             out[r, :] = math.nan
             continue
-        exponent = _unit_values(z, absolute, passes.largest(z, True), a)
-        _, s, q = passes.sums(a, False, 0.0, -math.inf)
+        exponent = _unit_values(z, absolute, passes.largest(z, YES), a)
+        _, s, q = passes.sums(a, NO, 0.0, -math.inf)
         if l2 < 0.0:
             l2 = math.ldexp(math.sqrt(q), exponent)
         total = math.sqrt(level)

@@ -42,6 +42,7 @@ from .arrays import (
     STATUS,
     THRESHOLD,
     WANTED,
+    YES,
     keep,
     uncounted,
 )
@@ -263,7 +264,7 @@ def take_sample(z, absolute, sample):
 @helper
 def _count_above(z, edge):
     """How many entries lie above a number of the data's type."""
-    return passes.own_sums(z, False, edge, 0.0)[0]
+    return passes.own_sums(z, NO, edge, 0.0)[0]
 
 
 @helper
@@ -277,11 +278,11 @@ def _estimate(kind, p, sample, weight, known, room):
     seen, least = sample, -math.inf  # the entries above `least`
     nu1, s0, q0 = 0.0, 0.0, 0.0
     if theta < math.inf:
-        nu1, s0, q0 = passes.sums(sample, False, theta, 0.0)
+        nu1, s0, q0 = passes.sums(sample, NO, theta, 0.0)
     while st.status == m.GO and st.passes < m.NEWTON_PASSES:
         if not st.anchor + st.offset >= least:
             seen, least = sample, -math.inf
-        nu, s, q = passes.own_sums(seen, False, st.anchor, st.offset)
+        nu, s, q = passes.own_sums(seen, NO, st.anchor, st.offset)
         nu, s, q = weight * nu, weight * s, weight * q
         if theta < math.inf:
             s1, q1 = m.sums_at(nu1, s0, q0, st.anchor - theta)
@@ -297,7 +298,7 @@ def _estimate(kind, p, sample, weight, known, room):
             edge = sample.dtype.type(st.anchor + st.offset)
             if edge > 0:  # a Newton step: τ* lies above it
                 _, _, _, stored = passes.band(
-                    sample, False, edge, edge, sample.dtype.type(math.inf), room
+                    sample, NO, edge, edge, sample.dtype.type(math.inf), room
                 )
                 seen, least = room[:stored], np.float64(edge)
             guess = _guess(kind, p, st, nu, s, q)
@@ -350,7 +351,7 @@ def _standard_error(kind, p, sample, weight, theta, st):
 @helper
 def _upper_edge(sample, least, most):
     """A value that at least `least` and, ties aside, at most `most` entries exceed."""
-    lo, hi = 0.0, passes.largest(sample, False)
+    lo, hi = 0.0, passes.largest(sample, NO)
     for _ in range(60):
         middle = np.float64(sample.dtype.type(m.midpoint(lo, hi)))
         count = _count_above(sample, middle)
@@ -462,7 +463,7 @@ def begin(kind, absolute, p, l2, z, buffer):
     inlined()
     st = m.start(m.CAI if kind == m.HOYER else kind)
     if z.size >= SAMPLE_FROM:
-        return _sampled(st, l2, 0, kind, absolute, p, z, buffer, NOTHING)
+        return _sampled(st, l2, NONE, kind, absolute, p, z, buffer, NOTHING)
     if kind == m.HOYER and absolute and l2 < 0.0:  # these sums give the norm as well
         return _sums_job(st, l2, 0)
     return _plain_job(st, l2, 0)
@@ -572,7 +573,7 @@ def _heads_error(kind, p, st, candidates, part, n, seen):
     for c in range(part.shape[0]):
         segment = candidates[begin : begin + int(part[c, STORED])]
         begin += segment.size
-        nu, s, q = passes.own_sums(segment, False, st.anchor, st.offset)
+        nu, s, q = passes.own_sums(segment, NO, st.anchor, st.offset)
         sd, qd = m.sums_at(nu + part[c, NU], s + part[c, S], q + part[c, Q], st.offset)
         influence = (_moved(linear, square, sd, qd) - mean * min(head(n), n - c * CHUNK)) / unit
         squares += influence * influence
@@ -598,7 +599,7 @@ def _after_heads(job, kind, p, z, buffer, held, part):
     while guess.status == m.GO and guess.passes < m.NEWTON_PASSES:
         if guess.anchor != st.anchor and not free:
             break
-        nu1, s1, q1 = passes.own_sums(candidates, False, guess.anchor, guess.offset)
+        nu1, s1, q1 = passes.own_sums(candidates, NO, guess.anchor, guess.offset)
         guess = m.advance(
             kind, p, 0.0, guess, weight * (nu + nu1), weight * (s + s1), weight * (q + q1)
         )
@@ -627,7 +628,7 @@ def _after_heads(job, kind, p, z, buffer, held, part):
     shift = st.anchor - job.state.anchor
     if shift != 0.0:
         s, q = m.sums_at(nu, s, q, shift)
-    above, s1, q1, kept = passes.band(candidates, False, real(st.anchor), real(lo), real(hi), held)
+    above, s1, q1, kept = passes.band(candidates, NO, real(st.anchor), real(lo), real(hi), held)
     known = Known(hi, st.anchor, nu + above, s + s1, q + q1)
     return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, False, known, kept)
 
@@ -676,14 +677,14 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
                 st = m.with_tau(st, st.anchor, st.offset, -1.0, st.pinned)
             rounded = own and buffer.itemsize == 4
             if two_sided and own:  # small gaps; those above were summed like that
-                nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
+                nu, s, q = passes.own_sums(candidates, NO, st.anchor, st.offset)
             elif quick and not two_sided and not st.pinned:
                 st = _split(st, buffer)
-                nu, s, q = passes.own_sums(candidates, False, st.anchor, st.offset)
+                nu, s, q = passes.own_sums(candidates, NO, st.anchor, st.offset)
                 if math.isfinite(s) and not _in_range(kind, st.anchor * st.anchor + q):
                     return _verdict(m.RESCALE, st.anchor, 0.0, nu, s, q).state, NOTHING
             else:
-                nu, s, q = passes.sums(candidates, False, st.anchor, st.offset)
+                nu, s, q = passes.sums(candidates, NO, st.anchor, st.offset)
             nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
@@ -741,7 +742,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             if lo < below < top < hi:
                 anchor = buffer.dtype.type(st.anchor)
                 nu1, s1, q1, count = passes.band(
-                    candidates, False, anchor, below, top, buffer[stored:]
+                    candidates, NO, anchor, below, top, buffer[stored:]
                 )
                 above = Known(
                     np.float64(top), above.anchor, above.nu + nu1, above.s + s1, above.q + q1
@@ -752,7 +753,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             bound = buffer.dtype.type(tau - 1e-6 * (abs(tau) + abs(s / nu - step)))
             if bound > kept:
                 zero, most = buffer.dtype.type(0.0), buffer.dtype.type(math.inf)
-                _, _, _, stored = passes.band(candidates, False, zero, bound, most, candidates)
+                _, _, _, stored = passes.band(candidates, NO, zero, bound, most, candidates)
                 candidates = buffer[:stored]
                 kept = np.float64(bound)
 
@@ -854,7 +855,7 @@ def _tied(st, buffer, stored):
     sample = buffer[stored : stored + 16 * RUN]
     if stored < 64 * RUN or sample.size < 16 * RUN:
         return False
-    take_sample(buffer[:stored], False, sample)
+    take_sample(buffer[:stored], NO, sample)
     tau = st.anchor + st.offset
     slack = 2.0**-20 * (abs(tau) + st.s / st.nu)
     return 2.0 * _count_between(sample, tau - slack, tau + slack) > sample.size
@@ -1178,7 +1179,7 @@ def _least(z):
 @helper
 def is_cut(scaled):
     """Whether entries of what `scale` has written count as another, see `_least`."""
-    return passes.largest(scaled, True) >= -_least(scaled)
+    return passes.largest(scaled, YES) >= -_least(scaled)
 
 
 @helper
@@ -1193,7 +1194,7 @@ def scale(kind, absolute, p, l2, z, scaled, by_size):
         if p < math.inf:
             top = max(top, p)  # what lies further below than p does not count
     elif not top > 0.0:
-        top = max(passes.largest(z, True), 0.0)
+        top = max(passes.largest(z, YES), 0.0)
     shift = -int(math.frexp(top)[1])
     passes.write_in_unit(z, shift, scaled)
     back = -shift
@@ -1408,7 +1409,7 @@ def project_shared(places, kind, absolute, tol, whole, x, out, table, workers, d
             split_at(places[0], _to_pass(given), chunks, workers, desks)
             job = _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, table[r, LOG:])
         if kind == m.HOYER:
-            job = _settled(job, absolute, p, rest, z, False)
+            job = _settled(job, absolute, p, rest, z, NO)
         if job.state.status != m.NONFINITE and job.state.status != m.RESCALE:
             ready = job, kind, absolute, p, rest, z, target, part, few
             split_at(places[1], _to_write(ready), chunks, workers, desks)

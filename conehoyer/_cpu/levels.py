@@ -7,7 +7,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
-from .arrays import keep, uncounted
+from .arrays import YES, keep, uncounted
 
 SAMPLE_FROM = 1 << 14  # entries from which on a sample brackets the edge
 RUNS = 128  # of the sample
@@ -64,12 +64,12 @@ def _edge(z, rank, room):
     if n >= SAMPLE_FROM:
         size = RUNS * engine.RUN
         sample, spare = room[:size], room[size : 2 * size]
-        engine.take_sample(z, True, sample)
+        engine.take_sample(z, YES, sample)
         place = rank / n * size
         width = 4.0 * math.sqrt(place * (1.0 - rank / n)) + 4.0
         hi = _select(sample, int(place - width), spare) if place > width else real(math.inf)
         lo = _select(sample, int(place + width), spare)
-        count, _, _, stored = passes.band(z, True, zero, lo, hi, room)
+        count, _, _, stored = passes.band(z, YES, zero, lo, hi, room)
         if count <= rank < count + stored:
             return _select(room[:stored], rank - int(count), room)
     return _select(z, rank, room)
@@ -81,15 +81,15 @@ def _level(z, k, room):
     zero = z.dtype.type(0.0)
     if _count_above(z, zero) <= k:
         return max(float(z.size), 1.0)
-    top = z.dtype.type(passes.largest(z, True))
+    top = z.dtype.type(passes.largest(z, YES))
     if _count_above(z, np.nextafter(top, zero)) >= k:
         return float(k)
     edge = _edge(z, k, room)
-    _, s, q = passes.sums(z, True, np.float64(edge), 0.0)
+    _, s, q = passes.sums(z, YES, np.float64(edge), 0.0)
     if not 1e-200 < q < 1e200:  # squares over- or underflow, which float32 data's do not
         for i in range(z.size):
             room[i] = max(abs(z[i]) - edge, zero)
-        s, q, _ = passes.moments(room, True)
+        s, q, _ = passes.moments(room, YES)
     return m.score(m.MAGNITUDES, z.size, s, q)
 
 

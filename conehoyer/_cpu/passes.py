@@ -11,6 +11,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, inlined, kernel
 from . import simd
+from .arrays import NO, YES
 
 BLOCK = 64 * simd.WIDE  # entries that vector loops take between two looks at what they have found
 FAR = 1 << 25  # bytes; caches rarely hold more
@@ -267,7 +268,7 @@ def moments(z, absolute):
         return math.nan, math.nan, 0
     if 1e-200 < q < 1e200 or q == s == 0.0 or not all_finite(z):
         return s, q, 0
-    exponent = int(math.frexp(largest(z, True))[1])
+    exponent = int(math.frexp(largest(z, YES))[1])
     scaled = np.empty(z.size)
     write_in_unit(z, -exponent, scaled)
     _, s, q = sums(scaled, absolute, 0.0, -math.inf)
@@ -277,7 +278,7 @@ def moments(z, absolute):
 @helper
 def norm(z):
     """‖z‖₂, safe at any scale."""
-    _, q, exponent = moments(z, True)
+    _, q, exponent = moments(z, YES)
     return math.ldexp(math.sqrt(q), exponent)
 
 
@@ -493,7 +494,7 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     s, q = simd.total(all_firsts), simd.total(all_seconds)
     if not math.isfinite(q):  # NaN has not been stored
         return _table_blocks(z, absolute, anchor, lo, hi, buffer)
-    _, s1, q1 = own_sums(buffer[:stored], False, first, 0.0)
+    _, s1, q1 = own_sums(buffer[:stored], NO, first, 0.0)
     nu = float(z.size - below - stored)
     s, q = m.sums_at(nu, s - s1, q - q1, np.float64(anchor) - np.float64(first))
     return nu, s, q, stored

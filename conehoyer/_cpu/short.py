@@ -154,7 +154,7 @@ if simd.COMPRESS:
         """
         inlined()
         width, zero = simd.lanes(a), simd.splat(a.dtype.type(0))
-        kept = passes.collect_blocks(a, False, least, a)
+        kept = passes.collect_blocks(a, NO, least, a)
         for i in (kept, kept + width):
             simd.store_part(zero, simd.first_lanes(zero, a.size - i), a, i)
         return (kept + 2 * width - 1) // (2 * width) * (2 * width), least
@@ -365,7 +365,7 @@ def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
     st = m.State(m.GO, 0.0, tau, 0.0, math.inf, -1.0, 0, False, False, taken, 0.0, 0.0)
     while st.status == m.GO:
         if st.anchor + st.offset > row[LEAST]:
-            nu, s, q = passes.sums(copy[: int(row[KEPT])], False, st.anchor, st.offset)
+            nu, s, q = passes.sums(copy[: int(row[KEPT])], NO, st.anchor, st.offset)
         else:
             nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
         st = engine.advance(kind, p, tol, st, nu, s, q, log)
@@ -408,7 +408,7 @@ def _rescaled(
     """Project a row in the unit of its largest entry, unless it is left to the engine."""
     report = table[0, :LOG]
     wanted = report[WANTED]
-    shift, back, p, l2 = engine.scale(kind, absolute, wanted, report[NORM], z, scaled, False)
+    shift, back, p, l2 = engine.scale(kind, absolute, wanted, report[NORM], z, scaled, NO)
     if kind <= m.SIMPLEX and p < passes.TINY:  # the engine needs no unit then
         return
     rows = scaled.reshape((1, z.size))
@@ -425,7 +425,7 @@ def _rescaled(
         known[0, VERDICT], known[0, TAU], known[0, TAKEN] = m.GO, 0.0, 0.0
         known[0, LEAST], table[0, LOG:] = math.inf, -1.0
     st, l2 = _verdict(
-        kind, searched, absolute, p, tol, l2, rest, known[0], scaled, folded[0], True,
+        kind, searched, absolute, p, tol, l2, rest, known[0], scaled, folded[0], YES,
         table[0, LOG:],
     )  # fmt: skip
     if st.status != m.GO and st.status != m.RESCALE:
@@ -488,7 +488,7 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last)
                 end = last
                 break
             st, l2 = _verdict(
-                kind, searched, absolute, p, tol, l2, rest, row, z, folded[r - begin], False, log
+                kind, searched, absolute, p, tol, l2, rest, row, z, folded[r - begin], NO, log
             )
             if st.status == m.RESCALE:
                 if scaled.size == 0:
