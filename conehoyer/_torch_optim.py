@@ -572,7 +572,8 @@ def _norms(a, groups, largest=False):
     """The norm of each block in the last two axes."""
     if groups == (1, 1) or a.dim() < 2:
         return a.abs()
-    (rows, columns), (height, width) = a.shape[-2:], groups
+    rows, columns = a.shape[-2:]
+    height, width = _sides(groups, a.shape)
     padded = torch.nn.functional.pad(a, (0, -columns % width, 0, -rows % height))
     shape = (*a.shape[:-2], padded.shape[-2] // height, height, padded.shape[-1] // width, width)
     blocks = padded.reshape(shape).transpose(-3, -2).flatten(-2)
@@ -583,9 +584,15 @@ def _norms(a, groups, largest=False):
     return unit * torch.linalg.vector_norm(blocks / unit[..., None], dim=-1)
 
 
+def _sides(groups, shape):
+    """Height and width of a block, at most those of the matrix: what is padded takes memory."""
+    return max(1, min(groups[0], shape[-2])), max(1, min(groups[1], shape[-1]))
+
+
 def _spread(values, groups, shape):
     """Each block's value at all of its entries."""
     if groups == (1, 1) or len(shape) < 2:
         return values
-    wide = values.repeat_interleave(groups[0], -2).repeat_interleave(groups[1], -1)
+    height, width = _sides(groups, shape)
+    wide = values.repeat_interleave(height, -2).repeat_interleave(width, -1)
     return wide[..., : shape[-2], : shape[-1]]

@@ -1397,6 +1397,20 @@ def test_blocks_of_zeros_get_a_weight(make):
 
 
 @pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+@pytest.mark.parametrize(("large", "same"), [((10**10, 1), (3, 1)), ((1, 10**10), (1, 4))])
+def test_blocks_larger_than_memory(make, large, same):
+    results = []
+    for groups in (large, same):
+        p = make(torch.arange(12.0).reshape(3, 4).mul(torch.tensor([0.0, 1.0, 1.0, 1.0])))
+        p.grad = torch.zeros_like(p)
+        optimizer = chtorch.SparseAdamW([p], l1=20.0, lr=0.1, groups=groups, reweight_every=1)
+        optimizer.step()
+        optimizer.step()
+        results.append((p.detach(), optimizer.zero_blocks()[0]))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
 def test_blocks_with_an_infinite_weight_stay(make):
     """They shrink by nothing."""
     p = make(torch.tensor([[torch.inf, 1.0], [3.0, 0.0]]))
