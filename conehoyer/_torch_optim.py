@@ -550,11 +550,12 @@ def _wide(p):
 
 def _step(p, grad, state, options, gamma, kept):
     """The same step by PyTorch's AdamW and its operations."""
+    # In the default dtype, which may have 16 bits, numbers above 256 would be rounded.
+    count = torch.tensor(state["step"] - 1.0, dtype=torch.float64, device="cpu")
     adamw(
         [p], [grad.to(p.dtype)], [state["exp_avg"]], [state["exp_avg_sq"]], [],
-        [torch.tensor(float(state["step"] - 1), device="cpu")], foreach=False, amsgrad=False,
-        beta1=options.betas[0], beta2=options.betas[1], lr=options.lr,
-        weight_decay=options.weight_decay, eps=options.eps, maximize=False,
+        [count], foreach=False, amsgrad=False, beta1=options.betas[0], beta2=options.betas[1],
+        lr=options.lr, weight_decay=options.weight_decay, eps=options.eps, maximize=False,
     )  # fmt: skip
     if kept is not None:
         for t in (p, state["exp_avg"], state["exp_avg_sq"]):

@@ -1437,6 +1437,26 @@ def test_a_step_where_new_tensors_lie_elsewhere_by_default():
     assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+def test_a_step_where_new_tensors_are_bfloat16_by_default(make):
+    """Which counts to 256."""
+    p, q = (make(torch.zeros(2, 3)) for _ in range(2))
+    p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    one, other = chtorch.SparseAdamW([p]), chtorch.SparseAdamW([q])
+    one.step()
+    one.state[p]["step"] = 600
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    with torch.no_grad():
+        q.copy_(p)
+    one.step()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        other.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(p, q)
+
+
 def test_a_state_of_more_groups():
     p, q = ones(3), ones(3)
     saved = chtorch.SparseAdamW([{"params": [p]}, {"params": [q]}]).state_dict()
