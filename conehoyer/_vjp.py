@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ._dispatch import on_device
+
 
 def _dot(a, b):
     return (a * b).sum(-1, keepdim=True)
@@ -233,10 +235,21 @@ def gsp(gs, xs, ys):
 # --- groups of a matrix ------------------------------------------------------------------
 
 
+def held(groups):
+    """What `project_bilevel` takes as `groups`, labels as a tensor that nobody else changes."""
+    if isinstance(groups, torch.Tensor) or on_device(groups):
+        return torch.as_tensor(groups).clone()
+    if isinstance(groups, str):
+        return groups
+    if isinstance(groups, tuple) and len(groups) == 2 and not np.iterable(groups[0]):
+        return groups
+    return torch.from_numpy(np.array(groups, np.int64))
+
+
 class Partition:
     """The groups of matrices of shape (batch, M, N): sums over them, values given to them.
 
-    `groups` is what `project_bilevel` takes.
+    `groups` is what `held` returns.
     """
 
     def __init__(self, groups, shape, device):
@@ -246,12 +259,10 @@ class Partition:
             if groups == "diagonals":
                 down = torch.arange(rows, device=device)[:, None]
                 self.labels = torch.arange(columns, device=device) - down + (rows - 1)
-        elif isinstance(groups, tuple) and len(groups) == 2 and not np.iterable(groups[0]):
+        elif isinstance(groups, tuple):
             self.groups = min(int(groups[0]), rows), min(int(groups[1]), columns)
-        elif isinstance(groups, torch.Tensor):
-            self.labels = groups.to(device, torch.int64)
         else:
-            self.labels = torch.from_numpy(np.array(groups, np.int64)).to(device)
+            self.labels = groups.to(device, torch.int64)
         if self.labels is not None:
             self.whole = self.labels.dim() > 2
             self.labels = self.labels.reshape(1, -1)

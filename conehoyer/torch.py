@@ -235,6 +235,8 @@ class _Recorded(torch.autograd.Function):
         grouped = job.name in ("project_bilevel", "project_l1inf_ball")
         results = job.run(parts, report=grouped)
         ctx.job, ctx.count = job, len(parts)
+        if grouped:  # the labels may be changed before the gradient is asked for
+            job.options["groups"] = _vjp.held(job.options.get("groups", "columns"))
         radii = [_tensor(job.info.radii)] if grouped else []
         scores = job.name in _SCORES or job.name == "gsp_score"  # they may be changed in place
         ctx.save_for_backward(*parts, *([] if scores else results), *radii)
@@ -334,7 +336,7 @@ def _of_groups(job, g, x, y, radii):
     if y.numel() == 0:
         return g
     options, shape = job.options, y.shape
-    partition = _vjp.Partition(options.get("groups", "columns"), shape, y.device)
+    partition = _vjp.Partition(options["groups"], shape, y.device)
     g, x, y = (partition.matrices(t) for t in (g, x, y))
     u = partition.values(radii, len(y))
     if job.name == "project_l1inf_ball":

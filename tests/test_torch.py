@@ -1271,6 +1271,18 @@ def test_the_gradient_of_blocks_larger_than_memory():
     assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.parametrize("form", [torch.tensor, np.array, list], ids=["tensor", "array", "list"])
+@pytest.mark.parametrize("name", ["radius l2", "exact"])
+def test_labels_that_are_changed_before_the_gradient_is_asked_for(name, form):
+    x, y = leaf(normal(4, 5)), leaf(normal(4, 5))
+    labels = form(LABELS.tolist())
+    result = MATRICES[name](x, groups=labels)
+    labels[0] = labels[1]
+    result.square().sum().backward()
+    MATRICES[name](y, groups=LABELS).square().sum().backward()
+    assert torch.equal(x.grad, y.grad)
+
+
 @pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
 def test_a_matrix_that_met_the_constraint_beside_one_that_did_not(inner):
     """It comes back as it was, and so does its gradient, where a column is zero, too."""
