@@ -974,6 +974,17 @@ def test_float16_gradients_whose_squares_overflow():
     assert optimizer.state[p]["step"] > 5
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 3, -1])
+def test_one_bad_entry_of_a_gradient(bad, place):
+    p = ones(50, dtype=torch.float16)
+    p.grad[place] = bad
+    q = torch.nn.Parameter(torch.ones(0, dtype=torch.float16))
+    q.grad = torch.zeros_like(q)
+    with pytest.raises(ValueError, match="gradient of parameter 1"):
+        chtorch.SparseAdamW([q, p]).step()
+
+
 def test_a_model_that_is_converted_in_between():
     model = torch.nn.Linear(4, 4)
     optimizer = chtorch.SparseAdamW(model.parameters(), eps=1e-4)
