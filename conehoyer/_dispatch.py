@@ -53,7 +53,7 @@ def _of_torch(x: Any) -> bool:
         return False
     fx: Any = sys.modules.get("torch.fx")
     kinds = (torch.Tensor, fx.Proxy) if hasattr(fx, "Proxy") else torch.Tensor
-    if type(x) is list or type(x) is tuple:
+    if isinstance(x, list | tuple):
         return any(isinstance(part, kinds) for part in x)
     if isinstance(x, kinds):
         return True

@@ -1,5 +1,6 @@
 """Torch tensors in, torch tensors out, and their gradients."""
 
+import collections
 import subprocess
 import sys
 import threading
@@ -798,6 +799,23 @@ def test_a_parameter_list_is_a_list():
     with torch.no_grad():
         assert ch.project_gsp(layers, 0.6, out=layers) is layers
     torch.testing.assert_close([p.data for p in layers], [v.detach() for v in expected])
+
+
+class Tensors(list):
+    """A list of a class of its own."""
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("make", [Tensors, Pair._make], ids=["list", "tuple"])
+def test_what_is_derived_from_a_list_is_one(make):
+    parts = [leaf(normal(7)), leaf(normal(5))]
+    results = ch.project_gsp(make(parts), 0.6)
+    for result, wanted in zip(results, ch.project_gsp(parts, 0.6), strict=True):
+        assert result.requires_grad
+        assert torch.equal(result, wanted)
+    assert ch.gsp_score(make(parts)).requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:torch.quantize_per")  # PyTorch's own
