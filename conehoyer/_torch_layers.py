@@ -244,7 +244,18 @@ class BlockSparseLinear(torch.nn.Module):
 
 
 class _Dense(torch.Tensor):
-    """A tensor that is no plain one."""
+    """A tensor that is no plain one; copies of it and what is computed with it are."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo):
+        return self.detach().clone()
+
+    def __reduce_ex__(self, protocol):
+        return self.detach().__reduce_ex__(protocol)
 
 
 class _Product(torch.autograd.Function):

@@ -724,6 +724,20 @@ def test_a_layer_whose_weight_was_read_can_be_copied():
         assert np.array_equal(other.matrix.to_dense(), layer.matrix.to_dense())
 
 
+def test_copies_of_the_dense_weights_are_plain_tensors():
+    """Those that are saved load where nobody knows this library's classes."""
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(3, 4), (2, 1))
+    w, file = layer.weight, io.BytesIO()
+    torch.save({"weight": w, "copy": w.detach().clone()}, file)
+    file.seek(0)
+    copies = [*torch.load(file, weights_only=True).values(), copy.deepcopy(w), copy.copy(w)]
+    for each in [*copies, w.T, torch.ones(2, 3) @ w.T]:
+        assert type(each) is torch.Tensor
+    for each in copies:
+        assert torch.equal(each, w)
+    assert type(layer.weight) is not torch.Tensor
+
+
 def test_a_layer_computes_in_the_wider_precision():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 3), (2, 2))
     x = torch.full((1, 4), 1e300, dtype=torch.float64, requires_grad=True)
