@@ -160,7 +160,8 @@ class BlockSparseLinear(torch.nn.Module):
         them does not change the layer.
         """
         if self._dense is None:
-            self._dense = torch.from_numpy(self.matrix.to_dense()).as_subclass(_Dense)
+            with torch.inference_mode(False):  # it is kept, and may be part of a graph later
+                self._dense = torch.from_numpy(self.matrix.to_dense()).as_subclass(_Dense)
         return self._dense
 
     def extra_repr(self) -> str:

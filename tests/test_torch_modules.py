@@ -738,6 +738,15 @@ def test_copies_of_the_dense_weights_are_plain_tensors():
     assert type(layer.weight) is not torch.Tensor
 
 
+def test_dense_weights_that_were_read_in_inference_mode():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(3, 4), (2, 1))
+    x = torch.ones(2, 3, requires_grad=True)
+    with torch.inference_mode():
+        assert layer.weight.shape == (4, 3)
+    (x @ layer.weight.T).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, 3))
+
+
 def test_a_layer_computes_in_the_wider_precision():
     layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 3), (2, 2))
     x = torch.full((1, 4), 1e300, dtype=torch.float64, requires_grad=True)
