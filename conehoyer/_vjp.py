@@ -434,20 +434,21 @@ def l1inf(g, x, y, u, partition):
 # --- scores ------------------------------------------------------------------------------
 
 
-def ratio(g, y, signs):
-    """``r = ⟨s, y⟩/‖y‖``: ``(g/‖y‖)·(s − r·y/‖y‖)``; returns r as well.  0 for a zero vector."""
+def ratio(g, y, signs, squared=False):
+    """``r = ⟨s, y⟩/‖y‖``, or its square: ``(g/‖y‖)·(s − r·y/‖y‖)``, for the square times 2r.
+
+    0 for a zero vector.
+    """
     unit = _unit(y)
     w = y / unit
-    norm = torch.where(_dot(w, w) > 0, _dot(w, w).sqrt(), 1)
+    norm2 = _dot(w, w)
+    alive = norm2 != 0
+    norm = torch.where(alive, norm2.sqrt(), 1)
     value = _dot(signs, w) / norm
-    alive = (y != 0).any(-1, keepdim=True)
-    return torch.where(alive, g / norm / unit * (signs - value * w / norm), 0), value
-
-
-def squared_ratio(g, y, signs):
-    """``r²``: the gradient ``2r`` of it, back through `ratio`."""
-    slope, value = ratio(g, y, signs)
-    return 2 * value * slope
+    across = signs - w.mul_(value).div_(norm)
+    if squared:
+        across.mul_(2 * value)
+    return torch.where(alive, g / norm / unit, 0) * across
 
 
 def sparseness(g, y):
@@ -455,4 +456,4 @@ def sparseness(g, y):
     n = y.shape[-1]
     if n < 2:
         return torch.zeros_like(y)
-    return ratio(-g / (n**0.5 - 1), y, y.sign())[0]
+    return ratio(-g / (n**0.5 - 1), y, y.sign())

@@ -350,8 +350,8 @@ def _of_groups(job, g, x, y, radii):
 
 
 _SCORES = {
-    "cai_score": lambda g, y: _vjp.squared_ratio(g, y, torch.ones_like(y)),
-    "hoyer_score": lambda g, y: _vjp.squared_ratio(g, y, y.sign()),
+    "cai_score": lambda g, y: _vjp.ratio(g, y, torch.ones_like(y), squared=True),
+    "hoyer_score": lambda g, y: _vjp.ratio(g, y, y.sign(), squared=True),
     "hoyer_sparseness": _vjp.sparseness,
 }
 
