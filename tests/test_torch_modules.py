@@ -1454,6 +1454,15 @@ def test_blocks_with_an_infinite_weight_stay(make):
     torch.testing.assert_close(p.detach(), torch.tensor([[torch.inf, 0.9], [3.0, 0.0]]))
 
 
+def test_norms_of_large_blocks_are_exact_to_rounding():
+    w = torch.tensor(np.random.default_rng(0).standard_normal((1024, 1024)), dtype=torch.float32)
+    p = strided(w)
+    p.grad = torch.zeros_like(p)
+    lr = float(w.double().norm()) - 1.0  # what it is shortened by
+    chtorch.SparseAdamW([p], lr=lr, l1=1.0, groups=(1024, 1024), weight_decay=0.0).step()
+    assert abs(float(p.detach().double().norm()) - 1.0) < 1e-3
+
+
 def test_norms_of_16_bits_are_float32():
     w = torch.linspace(0.5, 1, 12).reshape(3, 4).bfloat16()
     p = torch.nn.Parameter(w.clone())
