@@ -18,6 +18,8 @@ import numpy as np
 import ptx_signatures
 import pytest
 
+import conehoyer
+
 pytest.importorskip("numba_cuda", reason="needs numba-cuda")
 if numba.config.ENABLE_CUDASIM:
     pytest.skip("the simulator compiles nothing", allow_module_level=True)
@@ -184,54 +186,143 @@ def test_wide_words():
     assert not wide.are_aligned(view((3, 8), "f4"), view((3, 8), "f4", pointer=4104))
 
 
-@pytest.mark.parametrize("t", ["f4", "f8"])
-@pytest.mark.parametrize("shape", [(5, 3), (7, 3000), (3, 50_000), (1, 1 << 20)])
-def test_what_is_launched_has_been_compiled(shape, t, monkeypatch):
-    """The types of a launch's arguments are among those that the tests above compile."""
+class Memory:
+    """An array of the host that passes for one of a GPU."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.strides = array, array.shape, array.strides
+        self.dtype, self.size, self.ndim = array.dtype, array.size, array.ndim
+
+    @property
+    def __cuda_array_interface__(self):
+        given = self.array.__array_interface__
+        return {**given, "strides": self.strides, "version": 3, "stream": None}
+
+    @property
+    def T(self):  # noqa: N802
+        return Memory(self.array.T)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels that are launched, with the types of their arguments: they do nothing."""
     import cuda.core
-    from ptx_signatures import engine
 
     from conehoyer import _math as m
-    from conehoyer._cuda import arrays, device, projections
+    from conehoyer._cuda import device
 
-    launched = []
+    kernels = []
 
     class Library:
         def get_cufunc(self):
             return SimpleNamespace(kernel=self)
 
     def compiled(kernel, kinds):
-        launched.append((kernel, tuple(kind.type for kind in kinds)))
+        kernels.append((kernel, tuple(kind.type for kind in kinds)))
         return SimpleNamespace(
             cooperative=False, _codelibrary=Library(),
             max_cooperative_grid_blocks=lambda threads, shared: 264,
         )  # fmt: skip
 
-    class Home(device.Home):
-        core_stream = None
+    def scratch(home, shape, dtype):
+        return home.view(home.empty(shape, dtype))
 
-        def scratch(self, shape, dtype):
-            return view(shape, dtype)
-
-        def zeros(self, count, dtype):
-            return view((count,), dtype)
+    def fetch(home, view):
+        values = np.zeros(view.shape, view.dtype)
+        if view.shape == (13,) and view.dtype == float:  # the state of a group sparse projection
+            values[0] = m.SOFT
+        return values
 
     monkeypatch.setattr(device, "_compiled", compiled)
     monkeypatch.setattr(cuda.core, "launch", lambda *arguments: None)
+    monkeypatch.setattr(device, "require_driver", lambda: None)
     monkeypatch.setattr(device, "current_device", lambda: 0)
     monkeypatch.setattr(device, "_most_shared", lambda device: 1 << 17)
     monkeypatch.setattr(device, "_allow_shared", lambda kernel, device: None)
+    monkeypatch.setattr(device, "_core_stream", lambda pointer: None)
+    for name, stub in {
+        "empty": lambda home, shape, dtype: Memory(np.zeros(shape, dtype)),
+        "zeros": lambda home, count, dtype: home.scratch((count,), dtype),
+        "upload": lambda home, values: Memory(np.array(values)),
+        "adopt": lambda home, view: view,
+        "scratch": scratch,
+        "fetch": fetch,
+    }.items():
+        monkeypatch.setattr(device._Foreign, name, stub)
     device._blocks_at_once.cache_clear()
     device._loaded.cache_clear()
+    yield kernels
+    device._blocks_at_once.cache_clear()
+    device._loaded.cache_clear()
+
+
+def known(family, t):
+    """The kernels of a family, and the types that the tests above compile them with."""
+    module = importlib.import_module(f"ptx_signatures.{family}")
+    return {(kernel, tuple(types)) for kernel, types in module.signatures(numba.from_dtype(t))}
+
+
+@pytest.mark.parametrize("t", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(5, 3), (7, 3000), (3, 50_000), (1, 1 << 20)])
+def test_what_is_launched_has_been_compiled(shape, t, launched):
+    """The types of a launch's arguments are among those that the tests above compile."""
+    from conehoyer import _math as m
+    from conehoyer._cuda import arrays, device, projections
+
     bound = arrays.Parameter(3.0, None, 0.0, 9.0)
     projections.run_rows(
-        Home(), m.L1, True, bound, projections.OWN_NORM, 1e-9, view(shape, t), view(shape, t),
-        view((1, 5), "f8"), view((3,), "i4"), reported=False,
+        device.home_of(Memory(np.zeros(1))), m.L1, True, bound, projections.OWN_NORM, 1e-9,
+        view(shape, t), view(shape, t), view((1, 5), "f8"), view((3,), "i4"), reported=False,
     )  # fmt: skip
-    device._blocks_at_once.cache_clear()
-    device._loaded.cache_clear()
-    known = {
-        (kernel, tuple(types)) for kernel, types in engine.signatures(numba.from_dtype(np.dtype(t)))
-    }
     assert launched
-    assert all(pair in known for pair in launched)
+    assert known("engine", np.dtype(t)).issuperset(launched)
+
+
+CALLS = {
+    "cai": lambda x, **kw: conehoyer.project_cai(x, 2.0, **kw),
+    "cai, a level each": lambda x, **kw: conehoyer.project_cai(
+        x, Memory(np.full(x.shape[:1], 2.0)), **kw
+    ),
+    "iterative": lambda x, **kw: conehoyer.project_cai(x, 2.0, method="iterative", **kw),
+    "hoyer": lambda x, **kw: conehoyer.project_hoyer(x, [0.5] * (x.shape[0] - 1) + [0.6], **kw),
+    "ball": lambda x, **kw: conehoyer.project_l1_ball(x, 2.0, axis=0, **kw),
+    "simplex": lambda x, **kw: conehoyer.project_simplex(x, 2.0, axis=None, **kw),
+    "gsp": lambda x, **kw: conehoyer.project_gsp(x, 0.5, **kw),
+    "blocks": lambda x, **kw: conehoyer.project_bilevel(x, 2.0, groups=(2, 3), **kw),
+    "diagonals": lambda x, **kw: conehoyer.project_bilevel(
+        x, 2.0, groups="diagonals", feasible=True, **kw
+    ),
+    "labels": lambda x, **kw: conehoyer.project_bilevel(
+        x, radius=2.0, groups=Memory(np.zeros(x.shape, np.int32)), inner="l1", **kw
+    ),
+    "rows": lambda x, **kw: conehoyer.project_bilevel(x, 2.0, groups="rows", inner="l2", **kw),
+    "l1inf": lambda x, **kw: conehoyer.project_l1inf_ball(x, 2.0, **kw),
+}
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (3, 50_000), (1, 1 << 20), (0, 4)], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_reach_their_end(name, shape, launched):
+    """The host's part of a call, which meets other objects in the simulator, does not fail."""
+    for dtype in (np.float32, np.float64, np.float16, np.int32):
+        result = np.float64 if dtype is np.int32 else dtype
+        for options in ({}, {"overwrite_x": True}, {"check_finite": False}, {"out": None}):
+            x = Memory(np.ones(shape, dtype))
+            if "out" in options:
+                options["out"] = Memory(np.ones(shape[::-1], result).T)
+            x, info = CALLS[name](x, full_output=True, **options)
+            assert (x.shape, x.dtype) == (shape, result)
+            assert info.converged.shape == np.shape(info.passes.array)
+            CALLS[name](Memory(np.ones(shape, dtype)), **options)
+    assert launched
+
+
+def test_other_calls_reach_their_end(launched):
+    for x in (Memory(np.ones((4, 6))), Memory(np.ones((3, 50_000), np.float32).T)):
+        conehoyer.hoyer_score(x, axis=0, keepdims=True)
+        conehoyer.gsp_score([x, x])
+        conehoyer.project_gsp([x, x], 0.5, overwrite_x=True)
+        conehoyer.level_for_nnz(x, 2, nonneg=True)
+        conehoyer.level_for_groups(x, 2, groups=(2, 2))
+        conehoyer.nmf_hals(x, 2, level_w=1.5, max_iter=2, rng=0)
+        conehoyer.nmf_hals(x, 2, init=(None, x.array[:2]), update_h=False, max_iter=2)

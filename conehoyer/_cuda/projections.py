@@ -167,7 +167,7 @@ def check(home, z, levels, name, flags):
     if levels.values is not None and math.isfinite(levels.low):
         values = levels.values
         launch_each(count_outside, home, values.size, levels.low, levels.high, values, flags)
-    complain(home, flags, len(z), levels, name)
+    complain(home, flags, z.shape[0], levels, name)
 
 
 def complain(home, flags, count, parameter, name):
