@@ -4,6 +4,7 @@ The simulator runs kernels as Python: it sees no types. Here they are compiled t
 the toolkit brings its assembler, to machine code.
 """
 
+import contextlib
 import importlib
 import pkgutil
 import re
@@ -211,7 +212,22 @@ def launched(monkeypatch):
     from conehoyer import _math as m
     from conehoyer._cuda import device
 
-    kernels = []
+    kernels, entered = [], []
+
+    @contextlib.contextmanager
+    def active(home):
+        entered.append(home)
+        yield
+        entered.pop()
+
+    def there(call):
+        """What works on an array's device only."""
+
+        def made(*arguments):
+            assert entered, "this happens on the thread's device, not on the array's"
+            return call(*arguments)
+
+        return made
 
     class Library:
         def get_cufunc(self):
@@ -234,12 +250,13 @@ def launched(monkeypatch):
         return values
 
     monkeypatch.setattr(device, "_compiled", compiled)
-    monkeypatch.setattr(cuda.core, "launch", lambda *arguments: None)
+    monkeypatch.setattr(cuda.core, "launch", there(lambda *arguments: None))
     monkeypatch.setattr(device, "require_driver", lambda: None)
     monkeypatch.setattr(device, "current_device", lambda: 0)
     monkeypatch.setattr(device, "_most_shared", lambda device: 1 << 17)
     monkeypatch.setattr(device, "_allow_shared", lambda kernel, device: None)
     monkeypatch.setattr(device, "_core_stream", lambda pointer: None)
+    monkeypatch.setattr(device.Home, "active", active)
     for name, stub in {
         "empty": lambda home, shape, dtype: Memory(np.zeros(shape, dtype)),
         "zeros": lambda home, count, dtype: home.scratch((count,), dtype),
@@ -248,7 +265,7 @@ def launched(monkeypatch):
         "scratch": scratch,
         "fetch": fetch,
     }.items():
-        monkeypatch.setattr(device._Foreign, name, stub)
+        monkeypatch.setattr(device._Foreign, name, there(stub))
     device._blocks_at_once.cache_clear()
     device._loaded.cache_clear()
     yield kernels
@@ -270,10 +287,12 @@ def test_what_is_launched_has_been_compiled(shape, t, launched):
     from conehoyer._cuda import arrays, device, projections
 
     bound = arrays.Parameter(3.0, None, 0.0, 9.0)
-    projections.run_rows(
-        device.home_of(Memory(np.zeros(1))), m.L1, True, bound, projections.OWN_NORM, 1e-9,
-        view(shape, t), view(shape, t), view((1, 5), "f8"), view((3,), "i4"), reported=False,
-    )  # fmt: skip
+    home = device.home_of(Memory(np.zeros(1)))
+    with home.active():
+        projections.run_rows(
+            home, m.L1, True, bound, projections.OWN_NORM, 1e-9, view(shape, t), view(shape, t),
+            view((1, 5), "f8"), view((3,), "i4"), reported=False,
+        )  # fmt: skip
     assert launched
     assert known("engine", np.dtype(t)).issuperset(launched)
 
@@ -281,9 +300,11 @@ def test_what_is_launched_has_been_compiled(shape, t, launched):
 CALLS = {
     "cai": lambda x, **kw: conehoyer.project_cai(x, 2.0, **kw),
     "cai, a level each": lambda x, **kw: conehoyer.project_cai(
-        x, Memory(np.full(x.shape[:1], 2.0)), **kw
+        x, Memory(np.full(x.shape[:1], 2.0, np.float32)), **kw
     ),
-    "iterative": lambda x, **kw: conehoyer.project_cai(x, 2.0, method="iterative", **kw),
+    "iterative": lambda x, **kw: conehoyer.project_cai(
+        x, np.arange(2.0, 2.0 + x.shape[0]), method="iterative", **kw
+    ),
     "hoyer": lambda x, **kw: conehoyer.project_hoyer(x, [0.5] * (x.shape[0] - 1) + [0.6], **kw),
     "ball": lambda x, **kw: conehoyer.project_l1_ball(x, 2.0, axis=0, **kw),
     "simplex": lambda x, **kw: conehoyer.project_simplex(x, 2.0, axis=None, **kw),

@@ -280,7 +280,8 @@ def on_its_device(home, value, name):
     dtype = home_of(value).dtype(value)
     if dtype not in ("float32", "float64"):
         raise TypeError(f"{name} on the GPU must be float32 or float64, got {dtype}")
-    return read(home, value, None, "float64", (math.prod(tuple(value.shape)),))
+    with home.active():  # a public function asks for its parameters before it goes there
+        return read(home, value, None, "float64", (math.prod(tuple(value.shape)),))
 
 
 def parameter(home, values, low=-math.inf, high=math.inf) -> Parameter:
@@ -289,7 +290,8 @@ def parameter(home, values, low=-math.inf, high=math.inf) -> Parameter:
         return Parameter(values, None, low, high)
     if values.size == 0 or bool((values == values[0]).all()):
         return Parameter(float(values[0]) if values.size else 0.0, None, low, high)
-    return Parameter(math.nan, home.view(home.upload(values)), low, high)
+    with home.active():
+        return Parameter(math.nan, home.view(home.upload(values)), low, high)
 
 
 @function
