@@ -394,7 +394,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         raise ValueError(f"{name} must be {what}, got {given[~good].flat[0]}")
     if array.shape != batch:  # it takes a while
         try:
-            array = np.broadcast_to(array, batch)
+            array = np.broadcast_to(array, batch).copy()  # PyTorch warns of what is read-only
         except ValueError:
             raise ValueError(
                 f"{name} must broadcast to shape {batch}, got shape {np.shape(value)}"

@@ -1407,3 +1407,9 @@ def test_at_level_one_nothing_but_the_largest_entry_stays():
     x = [1e10, 1e-8]
     np.testing.assert_array_equal(ch.project_cai(x, 1.0), [1e10, 0.0])
     np.testing.assert_array_equal(ch.project_cai(x, np.nextafter(1.0, 2.0)), x)
+
+
+def test_parameters_of_slices_are_no_views():
+    """PyTorch warns of what is read-only, where it takes them to a GPU."""
+    levels = _checks.per_batch([2.0, 3.0], "level", (1, 2), 1.0)
+    assert levels.flags.writeable
