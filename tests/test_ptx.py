@@ -347,3 +347,25 @@ def test_other_calls_reach_their_end(launched):
         conehoyer.level_for_groups(x, 2, groups=(2, 2))
         conehoyer.nmf_hals(x, 2, level_w=1.5, max_iter=2, rng=0)
         conehoyer.nmf_hals(x, 2, init=(None, x.array[:2]), update_h=False, max_iter=2)
+
+
+class Immutable(Memory):
+    """As JAX has them."""
+
+    @property
+    def __cuda_array_interface__(self):
+        given = self.array.__array_interface__
+        names = "shape", "typestr", "version"
+        return {**{name: given[name] for name in names}, "data": (given["data"][0], True)}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_read_only_is_not_written(several, launched):
+    project = conehoyer.project_gsp if several else conehoyer.project_l1_ball
+    x, out = Immutable(np.ones((4, 6))), Immutable(np.ones((4, 6)))
+    x, out = ([x], [out]) if several else (x, out)
+    given = x[0] if several else x
+    result = project(x, 0.5, overwrite_x=True)
+    assert (result[0] if several else result) is not given
+    with pytest.raises(ValueError, match="out must be writable"):
+        project(x, 0.5, out=out)

@@ -175,7 +175,9 @@ def target(home, x, axis, dtype, work, rows, out, overwrite_x) -> tuple[Any, Dev
     """
     shape, size = tuple(x.shape), np.dtype(work).itemsize
     if out is None and overwrite_x and home.dtype(x) == dtype:
-        out = None if _checks.shares_memory(shape, home.interface(x)["strides"] or ()) else x
+        about = home.interface(x)
+        if not (about["data"][1] or _checks.shares_memory(shape, about["strides"] or ())):
+            out = x  # neither read-only nor expanded
     if out is None:
         out = home.empty(shape, dtype)
     else:
@@ -220,7 +222,10 @@ def check_out(home, out, shape, dtype):
         raise ValueError(f"out must have the result's shape {shape}, got {tuple(out.shape)}")
     if home.dtype(out) != dtype:
         raise ValueError(f"out must have the result's dtype {dtype}, got {home.dtype(out)}")
-    _checks.check_apart(shape, home.interface(out)["strides"] or ())
+    about = home.interface(out)
+    if about["data"][1]:
+        raise ValueError("out must be writable, got a read-only array")
+    _checks.check_apart(shape, about["strides"] or ())
 
 
 def deliver(home, goal: DeviceTarget, axis, dtype):

@@ -473,6 +473,9 @@ class _Foreign(_Numba):
         pointer = x.__cuda_array_interface__.get("stream")
         self.stream = 0 if pointer is None else _stream(pointer)
 
+    def interface(self, x):
+        return {"strides": None, **x.__cuda_array_interface__}  # they may be missing
+
     def dtype(self, x):
         return _name(self.interface(x)["typestr"])
 
