@@ -81,6 +81,8 @@ def as_array(x, name="x"):
             raise TypeError(f"{name} must not be a masked array: fill or compress it first")
         if type(x).__module__.startswith("scipy.sparse"):
             raise TypeError(f"{name} must not be a scipy.sparse container: pass {name}.toarray()")
+        if on_device(x):  # NumPy would take Numba's arrays, by a copy that nobody asked for
+            raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
         try:
             x = np.asarray(x)
         except ValueError as error:  # lists of different lengths
@@ -383,8 +385,6 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         array = np.empty((count,))  # np.full takes longer
         array.fill(_number(value, name, low, high, what))
         return array
-    if on_device(value):
-        raise TypeError(f"{name} lies on a GPU, where no array can be taken here")
     given = as_array(value, name)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got {told(value, given)}")

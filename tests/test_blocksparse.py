@@ -1248,3 +1248,25 @@ def test_more_workers_than_rows_of_blocks(monkeypatch):
     )
     np.testing.assert_array_equal(bs.matmul(x, workers=1000), x)
     assert [part[:2] for part in shares[0]] == [(0, 1), (1, 2)]
+
+
+class OnGPU:
+    """NumPy would take it: Numba's arrays, and JAX's, go to the host by a copy."""
+
+    shape, dtype, ndim = (4, 4), np.dtype(np.float64), 2
+    __cuda_array_interface__ = {"shape": shape, "typestr": "<f8", "data": (4096, False)}  # noqa: RUF012
+
+    def __array__(self, dtype=None, copy=None):
+        return np.eye(4)
+
+
+def test_arrays_of_a_gpu_are_refused():
+    x, b = OnGPU(), blocksparse.compress(np.eye(4), (2, 2))
+    for name, call in {
+        "w": lambda: blocksparse.compress(x, (2, 2)),
+        "kept": lambda: BlockPattern(x, (1, 1)),
+        "x": lambda: b @ x,
+        "bias": lambda: b.matmul(np.ones(4), bias=x),
+    }.items():
+        with pytest.raises(TypeError, match=f"{name} lies on a GPU"):
+            call()
