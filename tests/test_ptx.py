@@ -279,6 +279,15 @@ def known(family, t):
     return {(kernel, tuple(types)) for kernel, types in module.signatures(numba.from_dtype(t))}
 
 
+def test_the_cache_knows_all_sources():
+    """Kernels that have constants of another module are compiled anew where these change."""
+    from conehoyer._cuda import device
+
+    for path in device._SOURCES:
+        for name in re.findall(r"^from \.\._cpu\.(\w+) import", path.read_text(), re.M):
+            assert path.parents[1] / "_cpu" / f"{name}.py" in device._SOURCES
+
+
 @pytest.mark.parametrize("t", ["f4", "f8"])
 @pytest.mark.parametrize("shape", [(5, 3), (7, 3000), (3, 50_000), (1, 1 << 20)])
 def test_what_is_launched_has_been_compiled(shape, t, launched):

@@ -78,11 +78,15 @@ def _driver():
 # --- compilation ---------------------------------------------------------------------------
 
 
+_ROOT = Path(__file__).parent.parent
+_CONSTANTS = [_ROOT / "_cpu" / "groups.py", _ROOT / "_cpu" / "hals.py"]  # kernels have some of them
+_SOURCES = sorted([*_ROOT.glob("*_math.py"), *_ROOT.glob("_cuda/*.py"), *_CONSTANTS])
+
+
 @cache
 def _sources_digest() -> str:
-    root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*root.parent.glob("*_math.py"), *root.glob("*.py")]):
+    for path in _SOURCES:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
