@@ -269,14 +269,19 @@ def nmf_hals(
     rng = _generator(rng)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
+    if callback is not None:
+        callback = np.errstate(**np.geterr())(callback)  # as it is for the caller
     make_data, make_run = (_Data, _Run) if not on_device(x) else _on_gpu()
-    data = make_data(x, check_finite)
     if not accelerated:
         alpha = 0.0
-    with data.active():
-        wt, h, units = _start(init, rank, data, update_h, rng)
-        run = make_run(data, wt, h, units, alpha, epsilon, level_w, level_h, update_h, rng, workers)
-        return run.until(max_iter, tol, callback, verbose)
+    with np.errstate(under="ignore"):  # of what is nothing beside the rest
+        data = make_data(x, check_finite)
+        with data.active():
+            wt, h, units = _start(init, rank, data, update_h, rng)
+            run = make_run(
+                data, wt, h, units, alpha, epsilon, level_w, level_h, update_h, rng, workers
+            )
+            return run.until(max_iter, tol, callback, verbose)
 
 
 def _on_gpu():
@@ -722,7 +727,8 @@ class _Run:
 
     def _root(self, squares):
         """An error in the data's unit."""
-        return np.ldexp(np.sqrt(np.maximum(squares, 0.0)), self.data.exponent)
+        with np.errstate(over="ignore"):  # of ‖X‖ itself, say
+            return np.ldexp(np.sqrt(np.maximum(squares, 0.0)), self.data.exponent)
 
     @property
     def error(self):

@@ -706,3 +706,32 @@ def test_the_kkt_residual_is_right_after_balancing():
     h0[1, 8] = 1.0
     got = run(x, 2, init=(rng.random((20, 2)), h0), max_iter=1)
     assert got.kkt_residual == pytest.approx(kkt_residual(x, got), rel=1e-6)
+
+
+LOUD = {"f2": (-7, 4.8), "f4": (-44, 38), "f8": (-320, 308)}  # what they reach, in powers of ten
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "levels"])
+@pytest.mark.parametrize("dtype", LOUD)
+def test_floating_point_errors_that_raise_do_not_tell_of_the_inside(dtype, kind):
+    rng, seen = np.random.default_rng(2), []
+    options = {"level_w": 3.0, "level_h": 2.0} if kind == "levels" else {}
+    with np.errstate(all="ignore"):
+        wide = (10.0 ** rng.uniform(*LOUD[dtype], (9, 7))).astype(dtype)
+        for x in wide, (rng.random((9, 7)) * 10.0 ** LOUD[dtype][0]).astype(dtype):
+            sparse = kind == "sparse" and dtype != "f2"  # which scipy does not have
+            given = scipy.sparse.csr_array(x) if sparse else x
+            expected = run(given, 3, **options)
+            with np.errstate(all="raise"):
+                got = run(given, 3, callback=lambda i, _: seen.append(np.geterr()), **options)
+            np.testing.assert_array_equal(got.W, expected.W)
+            np.testing.assert_array_equal(got.H, expected.H)
+    assert all(set(told.values()) == {"raise"} for told in seen)  # the callback's are its caller's
+
+
+def test_an_error_beyond_the_largest_float_is_infinite():
+    x = np.full((3, 4), 1.7e308)
+    got = nmf_hals(x, 1, init=(None, np.ones((1, 4))))
+    assert got.error_history[0] == np.inf
+    assert got.error == 0.0
+    np.testing.assert_array_equal(got.W @ got.H, x)
