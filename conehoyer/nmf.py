@@ -213,11 +213,12 @@ def nmf_hals(
     ``update_h=False``.
 
     The error follows from the decreases that the sweeps report, and is computed anew
-    where it has shrunk by 100: by the Gram formula ‖X‖² − 2⟨A, W⟩ + ⟨WᵀW, B⟩ above
-    ``1e-3·‖X‖``, and below, where that loses its digits, from the residual in row
-    blocks (for sparse data too, a few times in a run).  So small errors are right to
-    about ``eps·‖X‖``.  `error_history` takes this into account backwards; what a callback
-    sees is good to 1e-8 relative in float64, in float32 to about 1e-5 of ``‖X‖``.
+    where it has shrunk by 100: by the Gram formula ‖X‖² − 2⟨A, W⟩ + ⟨WᵀW, B⟩ in float64 above
+    ``1e-3·‖X‖``, and below, where that loses its digits, from the residual in row blocks (for
+    sparse data too, a few times in a run); for dense float32 always from the residual, which
+    costs no more.  So small errors are right to about ``eps·‖X‖``.  `error_history` takes this
+    into account backwards; what a callback sees is good to 1e-8 relative in float64, in float32
+    to about 1e-5 of ``‖X‖``.
 
     Components whose column and row are of very different sizes are balanced by powers of two, and
     so are those of which a side would over- or underflow in the result.  A given H that stays as
@@ -454,6 +455,7 @@ class _Data:
         self.matrix = array
         self.entries = int(array.nnz) if self.sparse else array.size
         self.norm = math.sqrt(self._squares())
+        self.by_gram = self.sparse or self.work == np.float64  # else the residual costs no more
 
     def _squares(self):
         """‖X‖², summed in float64."""
@@ -752,9 +754,12 @@ class _Run:
         return gram
 
     def _inner_products(self):
-        """⟨X, WH⟩ and ‖WH‖²."""
-        w = self.w.factor
-        return float((self.product_w * w).sum()), float(((w @ w.T) * self.gram_h).sum())
+        """⟨X, WH⟩ and ‖WH‖², in float64."""
+        w, product, gram = self.w.factor, self.product_w, self.gram_h
+        if w.dtype != np.float64:
+            w, h = w.astype(np.float64), self.h.factor.astype(np.float64)
+            product, gram = self.data.times(h), h @ h.T
+        return float((product * w).sum()), float(((w @ w.T) * gram).sum())
 
     def anchor(self, exactly=False):
         """Compute the squared error anew, by the Gram formula where that is good enough.
@@ -764,7 +769,7 @@ class _Run:
         """
         norm = self.data.norm
         squares = -1.0
-        if self.data.work == np.float64 and not exactly:
+        if self.data.by_gram and not exactly:
             mixed, square = self._inner_products()
             squares = norm**2 - 2.0 * mixed + square
         rough = squares > _GRAM_FROM * norm**2
@@ -775,7 +780,7 @@ class _Run:
         for i in range(self.first, last):
             self.history[i] += shift
         self.history[last] = squares
-        if not rough:
+        if not rough or self.data.work != np.float64:  # much better known than the decreases
             self.first = last + 1
         self.lost = _ANCHOR_LOST * squares
         if rough:
@@ -920,7 +925,7 @@ class _Run:
             converged = tol > 0.0 and kkt <= tol
         small = self.history[-1] < _GRAM_FROM * self.data.norm**2
         if small or self.data.work != np.float64:  # float32 decreases are good to 1e-7
-            self.anchor(exactly=True)
+            self.anchor(exactly=small)
         result = self.result(message, kkt, converged)
         if verbose:
             print(

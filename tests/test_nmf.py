@@ -735,3 +735,23 @@ def test_an_error_beyond_the_largest_float_is_infinite():
     assert got.error_history[0] == np.inf
     assert got.error == 0.0
     np.testing.assert_array_equal(got.W @ got.H, x)
+
+
+def test_sparse_float32_is_made_dense_for_small_errors_only(monkeypatch):
+    x = noisy(300, 200) * (np.random.default_rng(3).random((300, 200)) < 0.05)
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr("conehoyer.nmf._Data.residual_squares", None)
+        got = run(
+            scipy.sparse.csr_array(x.astype(np.float32)), 4, init="random",
+            callback=lambda i, state: seen.append((state.W.copy(), state.H.copy())),
+        )  # fmt: skip
+    assert got.W.dtype == np.float32
+    for k in (1, 30):
+        w, h = (f.astype(float) for f in seen[k - 1])
+        error = np.linalg.norm(x.astype(np.float32) - w @ h)
+        assert got.error_history[k] == pytest.approx(error, rel=1e-6 if k < 30 else 1e-12)
+    small = run(scipy.sparse.csr_array(planted().astype(np.float32)), 4, max_iter=500)
+    error = np.linalg.norm(planted().astype(np.float32) - small.W.astype(float) @ small.H)
+    assert error < 1e-3 * np.linalg.norm(planted())
+    assert small.error == pytest.approx(error, rel=1e-9)

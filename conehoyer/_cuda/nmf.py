@@ -71,6 +71,7 @@ class Data:
             raise ValueError(f"x must be a matrix, got {len(s.shape)} dimensions")
         self.home, self.shape, self.dtype = s.home, s.shape, s.dtype
         self.work = np.dtype(s.work)
+        self.by_gram = self.work == np.float64
         self.entries = math.prod(s.shape)
         with self.active():
             strides = self.home.interface(x)["strides"]
