@@ -47,10 +47,10 @@ def columns_for(n):
 
 @helper
 def sharp(kind, p, nu, tau):
-    """Whether a Newton step from ν entries keeps its digits."""
+    """Whether a Newton step from ν entries, none of them near τ, keeps its digits."""
     inlined()
     if kind >= m.CAI:
-        return nu > AMPLE * p and not m.delicate(p, nu)
+        return nu > AMPLE * p
     return nu > 0.0 and p > passes.TINY * abs(tau)
 
 
