@@ -9,6 +9,7 @@ from distributions import DISTRIBUTIONS, FLOAT32, SUBNORMAL, float32, make
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numba import njit
 
 import conehoyer as ch
 from conehoyer import _math as m
@@ -111,6 +112,56 @@ def test_a_sample_that_misleads(dtype, run):
                     kept = np.count_nonzero(ch.project_cai(x, ch.level_for_nnz(x, k)))
                     clear = a[k] * (1.0 + (1e-4 if dtype is np.float32 else 1e-9))
                     assert np.count_nonzero(a > clear) <= kept <= k, (n, part, floor, k)
+
+
+@njit
+def edges(x, ranks, found):
+    room, sample = np.empty(x.size, x.dtype), np.empty(levels.SAMPLE, x.dtype)
+    for i in range(ranks.size):
+        found[i] = levels._edge(x, ranks[i], room, sample)
+
+
+@njit
+def bisected(x, ranks, found):
+    for i in range(ranks.size):
+        found[i] = levels._bisected(x, ranks[i], np.empty(x.size, x.dtype))
+
+
+def _peaks(x):
+    """All peaks of a period are where the sample looks."""
+    step = max(x.size // levels.SAMPLE, 1)
+    x[::step] *= 1000.0
+    return x
+
+
+ORDERS = {
+    "random": lambda x: x,
+    "rising": np.sort,
+    "falling": lambda x: -np.sort(-x),
+    "ties": lambda x: np.round(x),
+    "all but a few tie": lambda x: np.where(np.abs(x) < 2.0, 1.0, x),
+    "mostly zeros": lambda x: np.where(np.abs(x) < 1.6, 0.0, x),
+    "peaks": _peaks,
+    "many orders": lambda x: 10.0 ** (12.0 * x),
+    "subnormal": lambda x: x * 1e-43,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_entry_at_the_edge(order, dtype):
+    rng = np.random.default_rng(11)
+    for n in (1, 2, 15, 100, 256, 257, 1000, 5000, 16_383, 16_384, 50_000):
+        with np.errstate(over="ignore", under="ignore"):
+            x = ORDERS[order](rng.standard_normal(n)).clip(-1e30, 1e30).astype(dtype)
+        ranks = np.unique(rng.integers(0, n + 2, 40))
+        ranks = np.append(ranks, [0, 1, n // 20, n - 1, n])
+        sizes = np.append(-np.sort(-np.abs(x)), [0.0, 0.0, 0.0]).astype(dtype)
+        found = np.empty(ranks.size, dtype)
+        edges(x, ranks, found)
+        np.testing.assert_array_equal(found, sizes[ranks])
+        bisected(x, ranks, found)
+        np.testing.assert_array_equal(found, sizes[ranks])
 
 
 def test_enough_room_gives_n():

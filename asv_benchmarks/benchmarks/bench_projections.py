@@ -313,6 +313,24 @@ class NarrowRows:
         return compare(self.calls).samples
 
 
+class LevelForNnz:
+    """Levels that keep a tenth, over the projections to them: 400,000 entries as rows, or one."""
+
+    params = (DTYPES, (20, 200, 1000, 4000, 400_000))
+    param_names = ("dtype", "n")
+
+    def setup(self, dtype, n):
+        y = data("gaussian", (400_000 // n, n), dtype)
+        choose = partial(conehoyer.level_for_nnz, y, n // 10)
+        project = partial(conehoyer.project_cai, y, choose(), out=np.empty_like(y), workers=1)
+        self.calls = choose, project
+        project()
+
+    @sampled("ratio")
+    def track_over_projection(self, *params):
+        return compare(self.calls).samples
+
+
 class RowsInMemory:
     """10,000,000 entries as rows, by one worker, over the floor that goes row by row."""
 
