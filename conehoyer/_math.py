@@ -758,7 +758,7 @@ def wider(margin, itemsize):
     Where the entry that is to go hardly counts, only a level for which the input is no longer
     feasible by slack keeps it out, and the next one may keep far fewer.
     """
-    step = max(8.0 * margin, 2.0**-53 if itemsize == 8 else 2.0**-27)
+    step = max(8.0 * margin, 2.0**-53 if itemsize == 8 else 2.0**-24)
     stop = 1.1e-14 if itemsize == 8 else 1.1e-6
     return stop if margin < stop < step else step
 
