@@ -181,6 +181,13 @@ def test_ties_at_the_top_give_k():
         assert np.count_nonzero(ch.project_cai(x, ch.level_for_nnz(x, k))) == k
 
 
+def test_ties_at_the_top_give_k_exactly():
+    for value in np.random.default_rng(2).random(30):
+        for k in (3, 7, 60):
+            x = np.append(np.full(k, value), [value / 3, 0.1 * value])
+            assert ch.level_for_nnz(x, k) == k
+
+
 def test_ties_at_the_top_and_a_grain_of_dust():
     # Within the slack of float32 the vector has score 2 already, with three nonzeros.
     x = np.array([0.0, 1.0, 1.0, 1e-8], np.float32)
