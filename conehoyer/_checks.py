@@ -291,10 +291,16 @@ def fill(result, values):
         result[...] = values.reshape(result.shape)
 
 
-def _cube(s, array):
+def columns(s: Slices, least: int) -> np.ndarray | None:
+    """The slices as (count, length, width), if at least so many lie side by side."""
+    cube = _cube(s, s.array, copying=False)
+    return None if cube is None or cube.shape[2] < least else borrowed(cube)
+
+
+def _cube(s, array, copying=True):
     """An array of the slices' shape as (count, length, width), if it can be seen so.
 
-    The slices lie along the second axis, and are in order.
+    The slices lie along the second axis, and are in order.  `copying`: if it pays.
     """
     axis = s.axis
     if axis is None or array.ndim < 2:
@@ -310,7 +316,7 @@ def _cube(s, array):
     width = math.prod(shape[axis + 1 :])
     if width == 1 or not array.flags.c_contiguous or not array.flags.aligned:
         return None
-    if array.size > _SMALL and min(width, shape[axis]) * array.itemsize < 64:
+    if copying and array.size > _SMALL and min(width, shape[axis]) * array.itemsize < 64:
         return None  # not even a cache line's worth: copying as NumPy does is faster
     return array.reshape(math.prod(shape[:axis]), shape[axis], width)
 

@@ -23,10 +23,18 @@ def _score(x, axis, keepdims, workers, kind):
         from ._cuda import scores as on_gpu
 
         return on_gpu.score(s, kind, keepdims)
+    if s.array.nbytes < _PARALLEL_FROM:
+        workers = 1
+    cube = _checks.columns(s, kernels.LEAST)
+    if cube is not None:
+        count, _, width = cube.shape
+        result, panels = np.empty(count * width), kernels.panels_of(width)
+        task = partial(kernels.score_columns, cube, kind, panels, result)
+        run_split(task, count * panels, workers)
+        return _shaped(s, result, keepdims)
     z = _checks.rows(s)
     result = np.zeros(len(z))
     if z.size:
-        workers = workers if z.nbytes >= _PARALLEL_FROM else 1
         run_split(partial(kernels.score_rows, z, kind, result), len(z), workers)
     elif kind == m.SPARSENESS:
         result[:] = 1.0

@@ -1,3 +1,6 @@
+import math
+import tracemalloc
+
 import numpy as np
 import oracle
 import pytest
@@ -78,6 +81,58 @@ def test_every_dtype_gives_float64(score, dtype):
     assert got.dtype == np.float64
     for row, value in zip(x, got, strict=True):
         assert abs(value - expected(score, row)) <= 1e-12 * row.size
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("shape", [(3, 40), (7, 16), (1, 17), (100, 33), (5, 1025), (20, 2100)])
+def test_columns(score, shape, dtype):
+    """Columns that lie side by side, with those among them that need another unit."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal(shape).astype(dtype)
+    scales = np.ones(shape[1])
+    scales[[2, 5, -1]] = (1e-200, 1e200, 1e-307) if dtype == np.float64 else (1e-30, 1e30, 1e-37)
+    x *= scales.astype(dtype)
+    x[:, 7] = 0.0
+    x[0, 9], x[-1, -3] = math.nan, math.inf
+    found = score(x, axis=0)
+    for c in range(shape[1]):
+        if c in (9, shape[1] - 3):
+            assert math.isnan(found[c]), c
+        else:
+            a = x[:, c].astype(np.longdouble)
+            assert abs(found[c] - float(expected(score, a))) <= slack(score, a), c
+    np.testing.assert_array_equal(score(np.asfortranarray(x.T), axis=1), found)
+    two = np.stack([x, x[::-1] + dtype(1.0)])
+    np.testing.assert_array_equal(score(two, axis=1)[0], found)
+    np.testing.assert_array_equal(score(two, axis=1)[1], score(two[1], axis=0))
+
+
+def test_long_columns_are_summed_with_care():
+    x = np.full((300_000, 20), 0.1)
+    x[0] = 1e8  # beside this the others would be rounded, always to the same side
+    a = x[:, 0].astype(np.longdouble)
+    for score in (ch.cai_score, ch.hoyer_score):
+        np.testing.assert_allclose(score(x, axis=0), float(oracle.hoyer_score(a)), rtol=1e-14)
+
+
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("score", SCORES)
+def test_columns_have_the_same_bits_by_several_threads(score):
+    x = np.random.default_rng(3).standard_normal((3, 50, 2100))
+    alone = score(x, axis=1, workers=1)
+    for workers in (2, 5):
+        np.testing.assert_array_equal(score(x, axis=1, workers=workers), alone)
+
+
+def test_columns_are_not_copied():
+    x = np.ones((1000, 1000))
+    ch.hoyer_score(x, axis=0)
+    tracemalloc.start()
+    ch.hoyer_score(x, axis=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.nbytes / 20
 
 
 @pytest.mark.parametrize("score", SCORES)

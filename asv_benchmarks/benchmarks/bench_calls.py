@@ -12,7 +12,17 @@ import numpy as np
 
 import conehoyer
 
-from .common import BLOCKS, PARAMETERS, compare, data, private, problem, require_processors, sampled
+from .common import (
+    BLOCKS,
+    DTYPES,
+    PARAMETERS,
+    compare,
+    data,
+    private,
+    problem,
+    require_processors,
+    sampled,
+)
 
 SMALL = (10, 100, 1000)
 
@@ -113,6 +123,23 @@ class Scores:
 
     def time_score(self, function, n):
         self.score()
+
+
+class ScoresOfColumns:
+    """Scores along the first axis, over NumPy's formula for them."""
+
+    params = (DTYPES, ((10, 100_000), (1000, 1000), (100_000, 10), (100, 100, 100)))
+    param_names = ("dtype", "shape")
+
+    def setup(self, dtype, shape):
+        y, axis = data("gaussian", shape, dtype), len(shape) - 2
+        score = partial(conehoyer.hoyer_score, y, axis=axis, workers=1)
+        self.calls = score, lambda: np.abs(y).sum(axis) ** 2 / (y * y).sum(axis)
+        score()
+
+    @sampled("ratio")
+    def track_over_numpy(self, *params):
+        return compare(self.calls).samples
 
 
 class Levels:

@@ -1,9 +1,15 @@
-"""Scores of the rows of a matrix."""
+"""Scores of the rows of a matrix, and of the columns of several."""
+
+import numpy as np
 
 from .. import _math as m
-from .._jit import kernel
-from . import passes
+from .._jit import helper, kernel
+from . import passes, simd
 from .arrays import uncounted
+
+LEAST = simd.WIDE  # columns side by side
+PANEL = 1024  # columns, at most, whose sums are kept while the rows are read
+S, LOST_S, Q, LOST_Q = range(4)
 
 
 @kernel
@@ -13,3 +19,57 @@ def score_rows(x, kind, out, first, last):
     for r in range(first, last):
         s, q, _ = passes.moments(x[r], kind != m.SIGNED)
         out[r] = m.score(kind, x.shape[1], s, q)
+
+
+def panels_of(columns):
+    """Into how many panels the columns of a matrix are divided."""
+    return -(-columns // PANEL)
+
+
+@helper
+def _add_up(source, absolute, place, stride, rows, columns, sums):
+    """The sums of some columns, a register of them each; the last one may overlap another.
+
+    A few rows are read at once, side by side.
+    """
+    zero = simd.splat_wide(0.0)
+    for top in range(0, rows, passes.RUN):
+        bottom = min(top + passes.RUN, rows)
+        for j in range(0, columns, simd.WIDE):
+            column = place + min(j, columns - simd.WIDE)
+            firsts, seconds = zero, zero
+            for i in range(top, bottom):
+                a = simd.load_wide(source, column + i * stride)
+                if absolute:
+                    a = simd.magnitude(a)
+                firsts, seconds = simd.add(firsts, a), simd.multiply_add(a, a, seconds)
+            s, lost_s = m.two_sum(simd.load_wide(sums[S], j), firsts)
+            q, lost_q = m.two_sum(simd.load_wide(sums[Q], j), seconds)
+            simd.store(s, sums[S], j)
+            simd.store(q, sums[Q], j)
+            simd.store(simd.add(simd.load_wide(sums[LOST_S], j), lost_s), sums[LOST_S], j)
+            simd.store(simd.add(simd.load_wide(sums[LOST_Q], j), lost_q), sums[LOST_Q], j)
+
+
+@kernel
+def score_columns(x, kind, panels, out, first, last):
+    """The scores of the columns of each matrix of x: panels first..last−1 of so many in each.
+
+    There are at least `LEAST` columns.
+    """
+    n, stride = x.shape[1], x.shape[2]
+    absolute, source = kind != m.SIGNED, x.reshape(x.size)
+    sums = np.empty((4, PANEL + simd.WIDE))
+    for k in range(first, last):
+        begin = stride * (k % panels) // panels
+        columns = stride * (k % panels + 1) // panels - begin
+        place, row = k // panels * n * stride + begin, k // panels * stride + begin
+        sums[:] = 0.0
+        _add_up(source, absolute, place, stride, n, columns, sums)
+        for c in range(columns):
+            # The last register begins earlier.
+            j = c if c < columns // simd.WIDE * simd.WIDE else c + -columns % simd.WIDE
+            s, q = sums[S, j] + sums[LOST_S, j], sums[Q, j] + sums[LOST_Q, j]
+            if not (1e-200 < q < 1e200 or s == q == 0.0):
+                s, q, _ = passes.moments(x[k // panels, :, begin + c].copy(), absolute)
+            out[row + c] = m.score(kind, n, s, q)
