@@ -567,7 +567,7 @@ def _nndsvd(data, rank, rng):
     if width and data.norm > 0.0:
         # A fixed sketch: the same start at every call.
         sketch = np.random.default_rng(0).standard_normal((width, n)).astype(data.work)
-        for _ in range(4):
+        for _ in range(4 if width < min(m, n) else 0):  # else it has all there is
             basis = np.linalg.qr(data.times(sketch).T)[0]
             sketch = np.linalg.qr(data.transposed_times(np.ascontiguousarray(basis.T)).T)[0].T
             sketch = np.ascontiguousarray(sketch)
