@@ -47,4 +47,10 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted({*globals(), *__all__, *_MODULES})
+    import sys
+    from importlib.util import find_spec
+
+    names = {*globals(), *__all__, *_MODULES}
+    if sys.modules.get("torch") is None and find_spec("torch") is None:
+        names.discard("torch")  # `help` and completion ask for every name listed: it would raise
+    return sorted(names)

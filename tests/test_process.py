@@ -124,6 +124,29 @@ def test_without_pytorch_its_module_names_the_extra():
     )
 
 
+def test_without_pytorch_every_name_listed_is_there():
+    """For ``help(conehoyer)`` and completion, which get them all."""
+    said = run(
+        "import inspect, sys\n"
+        "sys.modules['torch'] = None\n"
+        "import conehoyer\n"
+        "names = dict(inspect.getmembers(conehoyer))\n"
+        "print('torch' in names, 'optim' in names, 'project_cai' in names)"
+    )
+    assert said == "False True True"
+
+
+def test_the_module_for_pytorch_is_listed_where_that_can_be_loaded(tmp_path):
+    (tmp_path / "torch.py").write_text("raise AssertionError('loaded')")
+    said = run(
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import conehoyer\n"
+        "print('torch' in dir(conehoyer))"
+    )
+    assert said == "True"
+
+
 def test_a_pytorch_that_fails_to_load_is_not_called_missing(tmp_path):
     (tmp_path / "torch.py").write_text("import there_is_no_such_module")
     said = run(
