@@ -115,6 +115,27 @@ class BlockPattern:
         Shape of the matrix; by default all blocks are whole.  Blocks at its right and lower
         edge may be smaller.
 
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the matrix.
+    block_shape : tuple of int
+        Height and width of a block, at most those of the matrix.
+    grid : tuple of int
+        How many rows and columns of blocks there are.
+    n_blocks : int
+        How many blocks are kept.
+    kept : ndarray of bool
+        For each block whether it is kept.
+
+    Raises
+    ------
+    ValueError
+        If `kept` is not a matrix, or not one entry for each block of a matrix of that shape, or a
+        side is out of range.
+    TypeError
+        If `kept` is neither boolean nor real, or `block_shape` or `shape` is not two integers.
+
     See Also
     --------
     compress : The nonzero blocks of a matrix, with their values; it has a pattern.
