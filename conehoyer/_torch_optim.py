@@ -46,8 +46,8 @@ class SparseAdamW(torch.optim.Optimizer):
         Positive.
     mask : dict of Tensor or str to Tensor, or list of Tensor or None, optional
         For parameters, or their names, a boolean tensor of the same shape: where it is False,
-        weights and moments stay zero.  A list has one for each parameter, a dictionary none for
-        anything else.  A parameter group that has masks of its own takes those.
+        weights and moments stay zero.  A list has one for each parameter; every key of a
+        dictionary must be a parameter or a name.  A group that has masks of its own takes those.
     constraint : callable, optional
         Instead of a penalty: ``constraint(w)`` returns what replaces w after the step.
     constraint_every : int, default 1

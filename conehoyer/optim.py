@@ -207,7 +207,7 @@ class SparseAdamW:
         grads : list of array_like, or dict of str to array_like
             The gradients, in the order of the parameters, of their shapes, or by their
             names.  They are converted to the parameters' dtypes.  None, or a missing name,
-            skips a parameter, and so do its step count and moments.
+            skips a parameter; its step count and moments stay as they are.
 
         Raises
         ------
