@@ -55,8 +55,9 @@ class ProjectionInfo:
     converged : bool or ndarray of bool
         False where a cap on the passes was hit.
     support : ndarray of int64 or None
-        For one vector: number of entries above the trial threshold in each pass; empty for
-        methods that don't tell.
+        For one vector: number of entries above the trial threshold in each pass.  Empty for
+        methods that don't tell; it may also be where nothing has to be searched, as with
+        radius 0 or where the input was feasible.
 
     Examples
     --------

@@ -712,7 +712,7 @@ def _info(s, rows, result, table):
         nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
         status, threshold, level, count = table[0, :LOG]
-        log = table[0, LOG:]
+        log = table[0, LOG : LOG + int(count)]  # a row of radius 0 was searched in vain
         support = log[log >= 0.0].astype(np.int64)
         return ProjectionInfo(
             float(threshold), float(level), int(nnz), int(count), bool(status != m.CAPPED), support

@@ -187,6 +187,15 @@ def test_a_single_row_tells_of_its_passes():
         assert (np.diff(info.support) <= 0).all()
 
 
+@pytest.mark.parametrize("n", [2, 20, 32, 33, 300])
+def test_radius_0_has_no_more_supports_than_passes(n):
+    x = np.random.default_rng(5).standard_normal(n)
+    for project in (project_l1_ball, project_simplex):
+        y, info = project(x, 0.0, full_output=True)
+        assert len(info.support) <= info.passes
+        assert not y.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_signed_zeros_of_feasible_rows(dtype):
     x = np.array([[0.5, -0.0, 0.0, -0.25]] * 9, dtype)
