@@ -12,6 +12,8 @@ from ._cpu import passes
 from ._cpu.arrays import LOG, WANTED
 from ._dispatch import takes_tensors
 
+_BYTES = 1 << 20  # of the rows whose projections are kept at a time
+
 
 @takes_tensors
 def level_for_nnz(
@@ -85,6 +87,10 @@ def level_for_nnz(
 
 def levels_of_rows(z, counts, tol, nonneg=False):
     """The largest levels, to rounding, that leave the rows at most so many nonzeros."""
+    some = max(_BYTES // max(z.shape[1] * z.itemsize, 1), 1)  # at a time: they are projected
+    if len(z) > some:
+        parts = (slice(i, i + some) for i in range(0, len(z), some))
+        return np.concatenate([levels_of_rows(z[i], counts[i], tol, nonneg) for i in parts])
     levels = np.empty(len(z))
     kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the

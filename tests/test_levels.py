@@ -1,6 +1,7 @@
 """level_for_nnz and level_for_sparseness: levels that keep their promise."""
 
 import decimal
+import tracemalloc
 
 import numpy as np
 import oracle
@@ -192,6 +193,18 @@ def test_ties_at_the_top_and_a_grain_of_dust():
     # Within the slack of float32 the vector has score 2 already, with three nonzeros.
     x = np.array([0.0, 1.0, 1.0, 1e-8], np.float32)
     assert np.count_nonzero(ch.project_cai(x, ch.level_for_nnz(x, 2))) == 2
+
+
+def test_many_rows_are_taken_in_parts():
+    x = np.random.default_rng(1).standard_normal((3000, 500))
+    counts = np.random.default_rng(2).integers(1, 500, 3000)
+    expected = [ch.level_for_nnz(row, k) for row, k in zip(x, counts, strict=True)]
+    tracemalloc.start()
+    found = ch.level_for_nnz(x, counts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, expected)
+    assert peak < x.nbytes / 4
 
 
 def test_nnz_broadcasts_and_the_shape_is_the_slices():
