@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import MOST, as_array, check_out, integer, real, result_dtype
+from ._checks import MOST, as_array, check_out, fill, integer, real, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._cpu.simd import PLAIN as _PLAIN
@@ -77,7 +77,7 @@ def _within(block_shape, shape) -> tuple[int, int]:
 def _scale(scale, dtype):
     """A factor as the kernels take it."""
     number = real(scale, "scale")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         factor = dtype.type(number)
     if not np.isfinite(factor):
         raise ValueError(f"scale must be finite in {dtype}, got {scale!r}")
@@ -89,7 +89,15 @@ def _matrix(w, name="w") -> np.ndarray:
     w = as_array(w, name)
     if w.ndim != 2:
         raise ValueError(f"{name} must be a matrix, got shape {w.shape}")
-    return w.astype(_work_dtype(w.dtype, name), copy=False)
+    return _cast(w, _work_dtype(w.dtype, name))
+
+
+def _cast(array, dtype):
+    """The array in this dtype, as it lies."""
+    if array.dtype is dtype:
+        return array
+    with np.errstate(over="ignore", under="ignore"):  # of long double; they become inf, or 0
+        return array.astype(dtype, copy=False)
 
 
 def _work_dtype(dtype, name) -> np.dtype:
@@ -298,7 +306,9 @@ class BlockPattern:
         wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
         # Zeros beyond the edges, as far as tiles may reach.
         queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
-        np.multiply(q.T, _scale(scale, dtype), out=queries[:, :m], dtype=dtype)
+        factor = _scale(scale, dtype)
+        with np.errstate(over="ignore", under="ignore"):  # as in the products
+            np.multiply(q.T, factor, out=queries[:, :m], dtype=dtype)
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
@@ -731,7 +741,7 @@ class BlockSparse:
             _work_dtype(bias.dtype, "bias")
             if out is not None and np.may_share_memory(bias, out):
                 bias = bias.copy()
-        x = x.astype(dtype, copy=False)
+        x = _cast(x, dtype)
         goal = None if out is None or np.may_share_memory(x, out) else out
         if x.ndim > 2:
             result = np.empty(shape, dtype) if goal is None else goal
@@ -828,7 +838,7 @@ class BlockSparse:
         size += 2 * tiles.lanes_of(self.dtype)
         start = np.zeros(size, self.dtype)
         if bias is not None:
-            start[: bias.size] = bias
+            fill(start[: bias.size], bias)
         return start
 
 
@@ -977,7 +987,7 @@ def from_scipy(a, block_shape=None) -> BlockSparse:
         raise ValueError(f"block_shape must divide the shape {a.shape}, got {block_shape}")
     a = a.tobsr(blocksize=block_shape, copy=True)
     a.sum_duplicates()
-    blocks = a.data.astype(_work_dtype(a.dtype, "a"), copy=False)
+    blocks = _cast(a.data, _work_dtype(a.dtype, "a"))
     return _from_arrays("a", blocks, a.indices, a.indptr, a.shape, block_shape)  # SciPy checks none
 
 

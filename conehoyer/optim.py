@@ -417,7 +417,7 @@ class SparseAdamW:
             raise ValueError(
                 f"the gradient of {label} must have its shape {p.shape}, got {array.shape}"
             )
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             g = np.asarray(array, p.dtype, order="C")
         if not g.flags.aligned or taken.meets(*_span(g)):  # it may change before it is read
             g = g.copy()
@@ -826,7 +826,8 @@ def _apply(constraint, p, mask):
         )
     if mask is not None:
         result = np.where(mask, result, 0)
-    p[...] = result
+    with np.errstate(under="ignore"):  # of float64 for float32
+        p[...] = result
 
 
 def _zero_blocks(p, groups):

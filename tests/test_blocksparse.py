@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,6 +199,27 @@ def test_empty_matrices():
         bs = compress(np.zeros(shape), (2, 2))
         for x in (np.ones((3, shape[0])), np.ones((2, 0, shape[0])), np.ones(shape[0])):
             np.testing.assert_array_equal(x @ bs, np.zeros((*x.shape[:-1], shape[1])))
+
+
+def test_floating_point_errors_that_raise_do_not_tell_of_the_inside():
+    """What over- or underflows becomes inf or 0, as in the products."""
+    ones = np.ones((2, 2), np.float32)
+    bs, pattern = compress(ones, (1, 2)), BlockPattern(ones, (1, 1))
+    tiny, huge = np.finfo(np.longdouble).tiny, np.finfo(np.longdouble).max
+    with np.errstate(all="raise"):
+        for value, result in ((tiny, 0.0), (huge, np.inf)):
+            value = np.full((2, 2), value)
+            if value.dtype != np.float64:
+                np.testing.assert_array_equal(bs @ value, result)
+                np.testing.assert_array_equal(compress(value, (2, 2)).to_dense(), result)
+                rows = scipy.sparse.bsr_array((value[None], [0], [0, 1]), shape=(2, 2))
+                np.testing.assert_array_equal(from_scipy(rows).to_dense(), result)
+        for value, result in ((1e-300, 0.0), (1e300, np.inf)):
+            product = bs.matmul(np.zeros(2, np.float32), bias=[value] * 2)
+            np.testing.assert_array_equal(product, result)
+        for value, result in ((1e-30, 0.0), (1e30, np.inf)):
+            products = pattern.sample(np.float32(value) * ones, ones, scale=value)
+            np.testing.assert_array_equal(products.to_dense(), result)
 
 
 def test_precisions():

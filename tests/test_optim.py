@@ -592,6 +592,17 @@ def test_gradients_of_any_kind(kind):
     np.testing.assert_array_equal(w, expected)
 
 
+def test_what_underflows_in_float32_is_zero():
+    w = np.ones(3, np.float32)
+    o = SparseAdamW([w], weight_decay=0.0)
+    with np.errstate(all="raise"):
+        o.step([np.full(3, 1e-300)])
+        np.testing.assert_array_equal(w, 1.0)
+        o.param_groups[0]["constraint"] = lambda p: np.full(3, 1e-300)
+        o.step([np.zeros(3)])
+        np.testing.assert_array_equal(w, 0.0)
+
+
 @pytest.mark.parametrize("groups", [(1, 1), (2, 3)], ids=str)
 def test_parameters_of_any_strides(groups):
     rng = np.random.default_rng(14)
