@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._checks import MOST, as_array, check_out, fill, integer, real, result_dtype
+from ._checks import MOST, as_array, borrowed, check_out, fill, integer, real, result_dtype
 from ._cpu import blocksparse as kernels
 from ._cpu import tiles
 from ._cpu.simd import PLAIN as _PLAIN
@@ -773,6 +773,7 @@ class BlockSparse:
             out = _empty(shape[::-1], self.dtype).T if by_columns else _empty(shape, self.dtype)
         if 0 in shape:
             return out
+        x = borrowed(x)
         count = _threads(workers, n * self.n_blocks * layout.height * layout.width)
         given = self._values, layout, self._start(bias)
         wide = 0  # columns of a tile, where each worker may have some of them

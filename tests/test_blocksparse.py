@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conehoyer import blocksparse, level_for_groups, project_bilevel
+from conehoyer._cpu import blocksparse as kernels
 from conehoyer.blocksparse import BlockPattern, compress, from_scipy, load, prune
 
 # Each shape is compiled, for each dtype: other tests take theirs from here.
 SHAPES = [(1, 1), (1, 32), (2, 3), (8, 1), (16, 16), (20, 5), (32, 1), (64, 64)]
 DTYPES = [np.float32, np.float64]
+KERNELS = kernels.multiply, kernels.multiply_gathered, kernels.multiply_columns
 
 
 def sparse(rng, shape, block, keep, dtype=np.float64):
@@ -199,6 +201,22 @@ def test_empty_matrices():
         bs = compress(np.zeros(shape), (2, 2))
         for x in (np.ones((3, shape[0])), np.ones((2, 0, shape[0])), np.ones(shape[0])):
             np.testing.assert_array_equal(x @ bs, np.zeros((*x.shape[:-1], shape[1])))
+
+
+@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize("block", [(1, 1), (1, 32), (16, 16)], ids=str)
+def test_read_only_operands_need_no_compilation_of_their_own(block, n, packed):
+    rng = np.random.default_rng(12)
+    bs = compress(sparse(rng, (64, 64), block, 0.5), block)
+    x = rng.standard_normal((64, n))
+    for order in "CF":
+        operand = x.copy(order)
+        expected = bs @ operand
+        known = [len(kernel.signatures) for kernel in KERNELS]
+        operand.flags.writeable = False
+        np.testing.assert_array_equal(bs @ operand, expected)
+        assert [len(kernel.signatures) for kernel in KERNELS] == known
+        assert not operand.flags.writeable
 
 
 def test_floating_point_errors_that_raise_do_not_tell_of_the_inside():
