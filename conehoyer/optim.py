@@ -835,7 +835,7 @@ def _zero_blocks(p, groups):
     nonzero = np.asarray(p != 0)
     if p.ndim >= 2 and p.size:
         for axis, side in zip((-2, -1), groups, strict=True):
-            starts = np.arange(0, p.shape[axis], side)
+            starts = np.arange(0, p.shape[axis], min(side, p.shape[axis]))
             nonzero = np.logical_or.reduceat(nonzero, starts, axis=axis)
     elif p.ndim >= 2:
         nonzero = np.zeros(_blocks_shape(p.shape, groups), np.bool_)

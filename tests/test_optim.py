@@ -603,6 +603,12 @@ def test_what_underflows_in_float32_is_zero():
         np.testing.assert_array_equal(w, 0.0)
 
 
+def test_zero_blocks_larger_than_any_index():
+    o = SparseAdamW([np.eye(3), np.zeros((0, 3))], l1=1.0, groups=(2**70, 1))
+    np.testing.assert_array_equal(o.zero_blocks()[0], [[False] * 3])
+    assert o.zero_blocks()[1].shape == (0, 3)
+
+
 @pytest.mark.parametrize("groups", [(1, 1), (2, 3)], ids=str)
 def test_parameters_of_any_strides(groups):
     rng = np.random.default_rng(14)
