@@ -302,7 +302,7 @@ class SparseAdamW:
                 options["param_names"] = list(group["param_names"])
             saved.append(options)
             first = last
-        blocks = [_blocks_shape(p.shape, groups) for p, groups in self._each("groups")]
+        blocks = [_block_of(p.shape, groups) for p, groups in self._each("groups")]
         state = {i: s.to_dict(blocks[i]) for i, s in enumerate(self._state) if s is not None}
         return {"state": state, "param_groups": saved}
 
@@ -359,8 +359,7 @@ class SparseAdamW:
         for group in merged:
             for p in group["params"]:
                 if place in states:
-                    shape = _blocks_shape(p.shape, group["groups"])
-                    fresh[place] = _loaded_state(states.pop(place), p, shape, place)
+                    fresh[place] = _loaded_state(states.pop(place), p, group["groups"], place)
                 place += 1
         if states:
             raise ValueError(
@@ -497,6 +496,11 @@ def _blocks_shape(shape, groups):
     return (*shape[:-2], -(-shape[-2] // groups[0]), -(-shape[-1] // groups[1]))
 
 
+def _block_of(shape, groups):
+    """Shape of a whole block of an array; () where the blocks are its entries."""
+    return tuple(map(min, groups, shape[-2:])) if len(shape) > 1 else ()
+
+
 def _split(task, count, size, workers):
     run_split(task, count, workers if size >= _PARALLEL_FROM else 1)
 
@@ -531,15 +535,16 @@ def _layout(shape, groups):
 class _State:
     """Steps taken, moments and weights of a parameter."""
 
-    def __init__(self, step, first, second, gamma=None):
-        self.step, self.first, self.second, self.gamma = step, first, second, gamma
+    def __init__(self, step, first, second, gamma=None, block=()):
+        self.step, self.first, self.second = step, first, second
+        self.gamma, self.block = gamma, block
 
-    def weights(self, blocks):
-        """The weights, unless the shape of the blocks has changed since."""
-        return None if self.gamma is None or self.gamma.shape != blocks else self.gamma
+    def weights(self, block):
+        """The weights, unless the blocks have changed since, perhaps to as many others."""
+        return self.gamma if self.block == block else None
 
-    def to_dict(self, blocks):
-        gamma = self.weights(blocks)
+    def to_dict(self, block):
+        gamma = self.weights(block)
         return {
             "step": self.step,
             "exp_avg": self.first.copy(),
@@ -735,7 +740,7 @@ def _loaded_options(options, group, k):
     return {name: options[name] for name in _SAVED if name in options}
 
 
-def _loaded_state(saved, p, blocks, place):
+def _loaded_state(saved, p, groups, place):
     """The state of a parameter, copied."""
     try:
         step, arrays = saved["step"], (saved["exp_avg"], saved["exp_avg_sq"], saved["gamma"])
@@ -749,7 +754,7 @@ def _loaded_state(saved, p, blocks, place):
         if name == "gamma" and array is None:
             result.append(None)
             continue
-        shape = blocks if name == "gamma" else p.shape
+        shape = _blocks_shape(p.shape, groups) if name == "gamma" else p.shape
         if not isinstance(array, np.ndarray) or array.dtype != p.dtype or array.shape != shape:
             got = f"{getattr(array, 'dtype', type(array).__name__)} {np.shape(array)}"
             raise ValueError(
@@ -757,7 +762,8 @@ def _loaded_state(saved, p, blocks, place):
                 f"{shape}, got {got}"
             )
         result.append(np.array(array, order="C"))
-    return _State(_checks.integer(step, f"state_dict: step of parameter {place}", 1), *result)
+    step = _checks.integer(step, f"state_dict: step of parameter {place}", 1)
+    return _State(step, *result, _block_of(p.shape, groups))
 
 
 # --- the rest --------------------------------------------------------------------------------
@@ -798,8 +804,8 @@ def _update(state, p, g, mask, options, workers):
     w = np.asarray(p) if direct else np.array(p, order="C")
     shape = options.groups
     state.step += 1
-    every = options.reweight_every
-    state.gamma = None if every is None else state.weights(_blocks_shape(p.shape, shape))
+    every, block = options.reweight_every, _block_of(p.shape, shape)
+    state.gamma, state.block = None if every is None else state.weights(block), block
     _step_in_place(
         w, g, state.first, state.second, state.step, lr=options.lr, betas=options.betas,
         eps=options.eps, weight_decay=options.weight_decay, l1=options.l1, groups=shape,

@@ -375,6 +375,35 @@ def test_new_blocks_begin_with_the_weight_one():
     assert o.state_dict()["state"][0]["gamma"] is None
 
 
+def test_as_many_new_blocks_begin_with_the_weight_one():
+    """Blocks of 2 × 2 and of 3 × 3 are four each; larger ones than the array are the array."""
+    w, v = np.arange(16.0).reshape(4, 4), np.zeros((4, 4))
+    options = {"l1": 0.1, "reweight_every": 2, "weight_decay": 0.0}
+    o = SparseAdamW([w], groups=(2, 2), **options)
+    for _ in range(2):
+        o.step([np.zeros((4, 4))])
+    o.param_groups[0]["groups"] = (3, 3)
+    assert o.state_dict()["state"][0]["gamma"] is None
+    v[:] = w
+    o.step([np.zeros((4, 4))])
+    SparseAdamW([v], groups=(3, 3), **options).step([np.zeros((4, 4))])
+    np.testing.assert_array_equal(w, v)
+    o.step([np.zeros((4, 4))])
+    held = o.state_dict()["state"][0]["gamma"]
+    loaded = SparseAdamW([w.copy()])
+    loaded.load_state_dict(o.state_dict())
+    for one in (o, loaded):
+        assert held.shape == (2, 2)
+        np.testing.assert_array_equal(one.state_dict()["state"][0]["gamma"], held)
+        one.param_groups[0]["groups"] = (2, 2)
+        assert one.state_dict()["state"][0]["gamma"] is None
+    o.param_groups[0]["groups"] = [4, 9]
+    for _ in range(2):
+        o.step([np.zeros((4, 4))])
+    o.param_groups[0]["groups"] = (4, 4)
+    assert o.state_dict()["state"][0]["gamma"] is not None
+
+
 def test_without_renewal_the_weights_are_one():
     w, v = np.full((2, 2), 3.0), np.full((2, 2), 3.0)
     options = {"lr": 0.1, "l1": 0.5, "weight_decay": 0.0}
