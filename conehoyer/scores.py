@@ -1,5 +1,6 @@
 """Scores of sparsity."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,8 @@ def _score(x, axis, keepdims, workers, kind):
         task = partial(kernels.score_columns, cube, kind, panels, result)
         run_split(task, count * panels, workers)
         return _shaped(s, result, keepdims)
+    if axis is None and s.array.flags.f_contiguous:
+        s = replace(s, array=s.array.T)  # their order does not matter
     z = _checks.rows(s)
     result = np.zeros(len(z))
     if z.size:

@@ -108,6 +108,41 @@ def test_columns(score, shape, dtype):
     np.testing.assert_array_equal(score(two, axis=1)[1], score(two[1], axis=0))
 
 
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("score", SCORES)
+def test_rows_of_a_few(score, dtype):
+    rng = np.random.default_rng(6)
+    for n in (1, 2, 3, 16, 17):
+        x = rng.standard_normal((37, n)).astype(dtype)
+        x[3:6] *= dtype(1e-30 if dtype == np.float32 else 1e-200)
+        x[6] *= dtype(1e30 if dtype == np.float32 else 1e300)
+        x[7], x[12, 0], x[20, -1] = 0.0, math.nan, -math.inf
+        found = score(x)
+        for workers in (2, 5):
+            np.testing.assert_array_equal(score(x, workers=workers), found)
+        for r in range(len(x)):
+            np.testing.assert_array_equal(score(x[r]), found[r])  # whatever lies beside it
+            if r in (12, 20):
+                assert math.isnan(found[r])
+            else:
+                a = x[r].astype(np.longdouble)
+                assert abs(found[r] - float(expected(score, a))) <= slack(score, a), (n, r)
+
+
+def test_a_matrix_in_fortran_order_is_not_copied():
+    x = np.asfortranarray(np.random.default_rng(0).standard_normal((1000, 500)))
+    expected = ch.hoyer_score(np.ascontiguousarray(x), axis=None)
+    tracemalloc.start()
+    found = ch.hoyer_score(x, axis=None)
+    kept = ch.hoyer_score(x, axis=None, keepdims=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < x.nbytes / 20
+    assert found == pytest.approx(expected, rel=1e-14)
+    assert kept.shape == (1, 1)
+
+
 def test_long_columns_are_summed_with_care():
     x = np.full((300_000, 20), 0.1)
     x[0] = 1e8  # beside this the others would be rounded, always to the same side

@@ -8,17 +8,48 @@ from . import passes, simd
 from .arrays import uncounted
 
 LEAST = simd.WIDE  # columns side by side
+FEW = 16  # entries of rows that are added up side by side, a row in each lane
+WIDTH = simd.REGISTER_BITS // 64  # rows side by side
 PANEL = 1024  # columns, at most, whose sums are kept while the rows are read
 S, LOST_S, Q, LOST_Q = range(4)
+
+
+@helper
+def _side_by_side(source, begin, n, absolute, sums):
+    """The sums of `WIDTH` rows of a flat array."""
+    firsts = seconds = simd.splat(0.0)
+    for i in range(n):
+        a = simd.gathered(source, begin + i, n)
+        if absolute:
+            a = simd.magnitude(a)
+        firsts, seconds = simd.add(firsts, a), simd.multiply_add(a, a, seconds)
+    simd.store(firsts, sums[0], 0)
+    simd.store(seconds, sums[1], 0)
 
 
 @kernel
 def score_rows(x, kind, out, first, last):
     """The scores of rows first..last−1."""
     x, out = uncounted(x), uncounted(out)
-    for r in range(first, last):
-        s, q, _ = passes.moments(x[r], kind != m.SIGNED)
-        out[r] = m.score(kind, x.shape[1], s, q)
+    n, absolute = x.shape[1], kind != m.SIGNED
+    if n > FEW:
+        for r in range(first, last):
+            s, q, _ = passes.moments(x[r], absolute)
+            out[r] = m.score(kind, n, s, q)
+        return
+    flat, rest, sums = x.reshape(x.size), np.zeros(WIDTH * n, x.dtype), np.empty((2, WIDTH))
+    for begin in range(first, last, WIDTH):
+        count = min(WIDTH, last - begin)
+        if count == WIDTH:
+            _side_by_side(flat, begin * n, n, absolute, sums)
+        else:  # as the others are: the bits do not depend on where a thread begins
+            rest[: count * n] = flat[begin * n : (begin + count) * n]
+            _side_by_side(rest, 0, n, absolute, sums)
+        for j in range(count):
+            s, q = sums[0, j], sums[1, j]
+            if not (1e-200 < q < 1e200 or s == q == 0.0):
+                s, q, _ = passes.moments(x[begin + j], absolute)
+            out[begin + j] = m.score(kind, n, s, q)
 
 
 def panels_of(columns):
