@@ -95,7 +95,7 @@ def score_columns(x, kind, panels, out, first, last):
         begin = stride * (k % panels) // panels
         columns = stride * (k % panels + 1) // panels - begin
         place, row = k // panels * n * stride + begin, k // panels * stride + begin
-        sums[:] = 0.0
+        sums[:, : columns + simd.WIDE] = 0.0
         _add_up(source, absolute, place, stride, n, columns, sums)
         for c in range(columns):
             # The last register begins earlier.
