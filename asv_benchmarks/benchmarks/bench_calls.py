@@ -126,7 +126,7 @@ class Scores:
 
 
 class ScoresOfColumns:
-    """Scores along the first axis, over NumPy's formula for them."""
+    """Scores along the last axis but one, over NumPy's formula for them."""
 
     params = (DTYPES, ((10, 100_000), (1000, 1000), (100_000, 10), (100, 100, 100)))
     param_names = ("dtype", "shape")

@@ -258,6 +258,13 @@ def write_in_unit(z, exponent, out):
 
 
 @helper
+def in_range(s, q):
+    """Whether sums of entries and of squares have neither overflowed nor lost small squares."""
+    inlined()
+    return 1e-200 < q < 1e200 or s == q == 0.0
+
+
+@helper
 def moments(z, absolute):
     """Σa, Σa² and the exponent e of the unit 2^e in which they are given.
 
@@ -266,7 +273,7 @@ def moments(z, absolute):
     nu, s, q = sums(z, absolute, 0.0, -math.inf)
     if nu < z.size:  # −inf, which is not above it
         return math.nan, math.nan, 0
-    if 1e-200 < q < 1e200 or q == s == 0.0 or not all_finite(z):
+    if in_range(s, q) or not all_finite(z):
         return s, q, 0
     exponent = int(math.frexp(largest(z, YES))[1])
     scaled = np.empty(z.size)

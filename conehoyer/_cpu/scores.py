@@ -47,7 +47,7 @@ def score_rows(x, kind, out, first, last):
             _side_by_side(rest, 0, n, absolute, sums)
         for j in range(count):
             s, q = sums[0, j], sums[1, j]
-            if not (1e-200 < q < 1e200 or s == q == 0.0):
+            if not passes.in_range(s, q):
                 s, q, _ = passes.moments(x[begin + j], absolute)
             out[begin + j] = m.score(kind, n, s, q)
 
@@ -88,6 +88,7 @@ def score_columns(x, kind, panels, out, first, last):
 
     There are at least `LEAST` columns.
     """
+    x, out = uncounted(x), uncounted(out)
     n, stride = x.shape[1], x.shape[2]
     absolute, source = kind != m.SIGNED, x.reshape(x.size)
     sums = np.empty((4, PANEL + simd.WIDE))
@@ -101,6 +102,6 @@ def score_columns(x, kind, panels, out, first, last):
             # The last register begins earlier.
             j = c if c < columns // simd.WIDE * simd.WIDE else c + -columns % simd.WIDE
             s, q = sums[S, j] + sums[LOST_S, j], sums[Q, j] + sums[LOST_Q, j]
-            if not (1e-200 < q < 1e200 or s == q == 0.0):
+            if not passes.in_range(s, q):
                 s, q, _ = passes.moments(x[k // panels, :, begin + c].copy(), absolute)
             out[row + c] = m.score(kind, n, s, q)
