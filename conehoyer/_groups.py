@@ -11,12 +11,11 @@ import numpy as np
 from . import _checks, _dispatch
 from . import _math as m
 from ._cpu import groups as kernels
-from ._cpu import passes
+from ._cpu import lists, passes
 from ._threads import NOBODY, run_split
 
 INNER = {"linf": kernels.LINF, "l2": kernels.L2, "l1": kernels.L1}
 PARALLEL_FROM = 1 << 22  # bytes of a matrix below which one thread is faster
-UNIT_OF_SUMS = 2.0**m.SUMS_EXPONENT
 _SMALL_BLOCK = 64  # entries: the sums of float32 numbers in it have no more digits than these
 _LONG = 4096  # entries of the rows that short ones are joined to, and that a single one is cut to
 _SHORT = 256  # bytes of a group below which rows as groups are joined, too
@@ -65,11 +64,6 @@ class Groups(NamedTuple):
         if self.whole:
             return stack.reshape(1, *self.labels.shape)
         return stack.reshape(count, rows * columns // self.line, self.line) if self.line else stack
-
-    def in_order(self, columns: int) -> bool:
-        """Whether in rows of so many entries each group lies in one piece, one after the other."""
-        lies = self.width == columns or (self.height == 1 and columns % self.width == 0)
-        return self.kind == kernels.BLOCKS and lies
 
 
 def matrices(x) -> Matrices:
@@ -232,8 +226,7 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
             top = kernels.all_norms(places, z, unit, *groups.layout, inner, result, 1, NOBODY)
         else:
             top = _norms(z, unit, groups, inner, workers, result)
-        safe = math.isfinite(top) if inner == kernels.L1 else kernels.in_range(top, z)
-        if inner == kernels.LINF or scaled or safe:
+        if scaled or kernels.are_safe(top, z, inner):
             break
         # The sums over- or underflow, or there is nothing but zeros, or NaN.
         largest = passes.largest(z.reshape(-1), True)
@@ -242,7 +235,7 @@ def norms(z, groups: Groups, inner, workers) -> tuple[np.ndarray, float]:
         most = 1000 if z.itemsize == 8 else 100
         unit = math.ldexp(1.0, min(-math.frexp(largest)[1], most))
         if inner == kernels.L1:
-            unit = UNIT_OF_SUMS
+            unit = 2.0**m.SUMS_EXPONENT
     return result, unit
 
 
@@ -299,37 +292,9 @@ def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
     return kept[..., None, :] if groups.lines == "columns" else kept[..., :, None]
 
 
-def gathered(z, groups: Groups):
-    """The entries of a matrix group by group, where each group starts, and their order.
-
-    The order is None where the matrix lies so, or its transpose does: see `scattered`.
-    """
-    rows, columns = z.shape
-    if groups.in_order(columns):
-        each = groups.height * groups.width
-        return z.reshape(-1), np.minimum(np.arange(groups.number + 1) * each, z.size), None
-    if groups.kind == kernels.BLOCKS and groups.width == 1 and groups.height == rows:
-        return np.ascontiguousarray(z.T).reshape(-1), np.arange(columns + 1) * rows, None
-    if groups.kind == kernels.LABELS:
-        labels = groups.labels
-    else:
-        i, j = np.ogrid[:rows, :columns]
-        if groups.kind == kernels.DIAGONALS:
-            labels = j - i + rows - 1
-        else:
-            across = -(-columns // groups.width)
-            labels = i // groups.height * across + j // groups.width
-    labels = labels.reshape(-1)
-    order = np.argsort(labels, kind="stable")
-    starts = np.searchsorted(labels[order], np.arange(groups.number + 1))
-    return z.reshape(-1)[order], starts, order
-
-
-def scattered(values, order, groups: Groups, out):
-    """Put the entries back into a matrix."""
-    if order is not None:
-        out.reshape(-1)[order] = values
-    elif groups.in_order(out.shape[1]):
-        out.reshape(-1)[:] = values
-    else:
-        out[...] = values.reshape(out.shape[::-1]).T
+def listed(shape, groups: Groups):
+    """Where each group starts in a list of a matrix's entries, and their places if by labels."""
+    starts = np.empty(groups.number + 1, np.intp)
+    places = np.empty(groups.labels.size, np.intp)
+    lists.find_groups(*groups.layout, *shape, starts, places)
+    return starts, places

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from . import _checks, _dispatch, _groups, _threads, projections
 from . import _math as m
 from ._cpu import groups as kernels
-from ._cpu import l1inf as kernels_l1inf
+from ._cpu import l1inf as kernels_of_l1inf
+from ._cpu import lists as kernels_of_lists
 from ._cpu import passes, short
 from ._cpu.arrays import REACHED, STATUS, THRESHOLD, WANTED
 from ._dispatch import takes_tensors
@@ -22,6 +23,7 @@ from .levels import levels_of_rows
 
 _ROOM = 2.0**-32  # of all floats: what norms are projected to exceeds them by √number at most
 _MOST_ROUNDS = 1000  # of ℓ1,∞; each but the last changes a group's support: fewer than 10 are usual
+_NOWHERE = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
@@ -180,7 +182,8 @@ def project_bilevel(
     The cost is one pass that reads the matrix and one that reads and writes it; memory
     beyond the result is of the order of the number of groups (for C- or F-ordered
     float32 and float64; labels of another dtype than intp, or in another order than x, are
-    copied).  ``inner="l1"`` gathers each group and projects it by itself.
+    copied).  ``inner="l1"`` projects copies of some groups at a time, each by itself, and labels
+    are sorted for it in each call.
     float16 is computed in float32.  The result has the same bits for any number of
     workers.
 
@@ -270,32 +273,34 @@ def _bilevel(
     left = range(len(matrices))
     real = _groups.dtype_of_norms(matrices, parts, inner)
     many = workers > 1 and parts.number * real.itemsize >= projections.WOKEN_FROM
-    at_once = inner != kernels.L1 and not many
-    desks = team(workers) if at_once else _threads.NOBODY
-    if at_once and (workers == 1 or len(desks)):
+    rows_at, starts, listed = (0, 0), _NOWHERE, _NOWHERE
+    if inner == kernels.L1:
+        rows_at = short.address(matrices.dtype), short.address_of_engine(matrices.dtype)
+        starts, listed = _groups.listed(matrices.shape[1:], parts)
+    desks = _threads.NOBODY if many else team(workers)
+    if not many and (workers == 1 or len(desks)):
         room = np.empty((2, parts.number), real)
         worst = kernels.project(
-            short.addresses(parts.number, real), kernels.addresses(inner, matrices.dtype, real),
-            matrices, inner, *parts.layout, parts.order, room, kind, feasible, slack, out, radii,
-            info, workers, desks, 0, len(matrices),
+            short.addresses(parts.number, real), rows_at,
+            kernels.addresses(inner, matrices.dtype, real), matrices, inner, *parts.layout,
+            starts, listed, parts.order, room, kind, feasible, slack, out, radii, info, workers,
+            desks, 0, len(matrices),
         )  # fmt: skip
         if worst < m.RESCALE:
             return
         left = np.flatnonzero(info[:, STATUS] == m.RESCALE)
     with np.errstate(over="ignore", under="ignore"):  # in another unit, and in the data's again
         for b in left:
+            given = rows_at, matrices[b], *parts.layout[:3], starts, listed
+            shrink, about = partial(kernels_of_lists.shrink, *given), (radii[b], info[b])
             _in_steps(
-                kind, parts, inner, feasible, slack, matrices[b], out[b], radii[b], info[b], workers
+                kind, parts, inner, feasible, slack, matrices[b], out[b], *about, workers, shrink
             )
-    failed = info[:, STATUS] == m.NONFINITE
-    if failed.any():
-        if check_finite:
-            raise _checks.not_finite()
-        out[failed] = radii[failed] = info[failed, THRESHOLD : REACHED + 1] = math.nan
+    _report_nonfinite(check_finite, out, radii, info)
 
 
-def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers):
-    """One matrix: with ℓ1 norms, or where norms over- or underflow or are too many for one thread.
+def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers, shrink):
+    """One matrix whose norms over- or underflow or are too many for one thread.
 
     Also by several threads on systems where they cannot wait awake.
     """
@@ -319,7 +324,7 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
     if info[STATUS] == m.FEASIBLE and inner != kernels.L2:
         out[...] = z
     elif inner == kernels.L1:
-        _shrink(z, parts, slack, u, norms, unit, out, workers)
+        run_split(partial(shrink, u, unit, slack, out), parts.number, workers)
     else:
         if clip and unit != 1.0:
             u /= u.dtype.type(unit)  # infinite ones bound nothing
@@ -330,16 +335,6 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers)
         info[THRESHOLD] /= unit
         if kind == m.L1:
             info[REACHED] /= unit
-
-
-def _shrink(z, parts, slack, radii, norms, unit, out, workers):
-    """Project each group of `unit` times z onto the l1 ball of its radius."""
-    values, starts, order = _groups.gathered(z, parts)
-    values = values.astype(np.float64) * unit
-    places = short.address(values.dtype), short.address_of_engine(values.dtype)
-    task = partial(kernels.shrink, places, values, starts, radii, norms, slack)
-    run_split(task, parts.number, workers)
-    _groups.scattered(values / unit, order, parts, out)
 
 
 def _only_one(level, radius):
@@ -479,73 +474,24 @@ def project_l1inf_ball(
 
 def _l1inf(parts, slack, check_finite, matrices, out, radii, info, workers):
     """The exact ℓ1,∞ projection of matrices."""
-    with np.errstate(over="ignore", under="ignore"):  # in another unit, and in the data's again
-        for b in range(len(matrices)):
-            bounds = radii[b] if radii.size else np.empty(parts.number)
-            _bounded(matrices[b], parts, slack, check_finite, out[b], bounds, info[b], workers)
-
-
-def _bounded(z, parts, slack, check_finite, out, bounds, info, workers):
-    """The same of one matrix; fills in the groups' bounds."""
-    count, radius = parts.number, float(info[WANTED])
-    if z.nbytes < _groups.PARALLEL_FROM:
+    if matrices[0].nbytes < _groups.PARALLEL_FROM:
         workers = 1
-    values, starts, _ = _groups.gathered(z, parts)
-    totals, counts, excess, tops = np.empty((4, count))
-    gaps = np.empty((count, 2))
-    unit, own = 1.0, tops
-    while True:
-        start = partial(
-            kernels_l1inf.start, values, starts, totals, bounds, counts, excess, gaps, tops
-        )
-        run_split(start, count, workers)
-        if unit != 1.0:
-            break
-        if not np.isfinite(totals).all() and not passes.all_finite(z.reshape(-1)):
-            if check_finite:
-                raise _checks.not_finite()
-            info[:3] = m.NONFINITE, math.nan, math.nan
-            out[...] = bounds[:] = math.nan
-            return
-        exponent = math.frexp(tops.max())[1]
-        if not math.isfinite(float(totals.max()) * count):
-            unit = _groups.UNIT_OF_SUMS
-        elif z.itemsize == 8 and exponent < -900:  # sums have lost bits
-            unit = math.ldexp(1.0, min(-exponent, 1000))
-        else:
-            break
-        own = tops.copy()  # small ones may vanish in the unit
-        values = values * unit
-        radius *= unit
-    if tops.sum() <= radius * (1.0 + slack):
-        info[:] = m.FEASIBLE, 0.0, tops.sum() / unit, 1.0
-        out[...] = z
-        bounds[:] = own
-        return
-    theta, rounds, status = 0.0, 0, m.CAPPED
-    moved = np.empty(count, bool)
-    while rounds < _MOST_ROUNDS:
-        theta = kernels_l1inf.solve(radius, theta, bounds, counts, excess)
-        if radius == 0.0:
-            status = m.SOFT
-            break
-        task = partial(
-            kernels_l1inf.advance_bounds,
-            values, starts, theta, totals, bounds, counts, excess, gaps, moved,
-        )  # fmt: skip
-        run_split(task, count, workers)
-        rounds += 1
-        if not moved.any():  # the tangents are the functions themselves
-            status = m.SOFT
-            break
-    if radius > 0.0:
-        kernels_l1inf.finish(radius, theta, bounds, counts, excess)
-    else:
-        bounds[:] = 0.0
-    bounds /= unit
-    info[:] = status, theta / unit, bounds.sum(), rounds
-    task = partial(kernels.apply, z, *parts.layout, bounds, bounds[:0], out)
-    run_split(task, len(z), workers)
+    state = np.empty((kernels_of_l1inf.FIELDS, parts.number))
+    kernels_of_l1inf.project(
+        kernels_of_l1inf.addresses(matrices.dtype), matrices, *parts.layout,
+        *_groups.listed(matrices.shape[1:], parts), state, slack, _MOST_ROUNDS, out, radii, info,
+        workers, team(workers),
+    )  # fmt: skip
+    _report_nonfinite(check_finite, out, radii, info)
+
+
+def _report_nonfinite(check_finite, out, radii, info):
+    """Raise if a matrix is not finite, or let NaN be all that comes of it."""
+    failed = info[:, STATUS] == m.NONFINITE
+    if failed.any():
+        if check_finite:
+            raise _checks.not_finite()
+        out[failed] = radii[failed] = info[failed, THRESHOLD : REACHED + 1] = math.nan
 
 
 @takes_tensors

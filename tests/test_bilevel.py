@@ -1024,3 +1024,54 @@ def test_the_sum_of_norms_may_be_infinite_as_well(kind):
     x, info = BOUNDED[kind](y, radius=np.inf)
     np.testing.assert_array_equal(x, y)
     assert info.level == np.inf
+
+
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((60, 43), (1, 1)),
+        ((60, 43), (1, 2)),  # more than are projected by one call, and narrow ones at the edge
+        ((61, 43), (3, 4)),
+        ((61, 43), (3, 1)),
+        ((9, 900), "rows"),  # long ones that lie in order
+        ((9, 900), (3, 300)),
+        ((900, 60), "columns"),  # more than are listed at a time
+        ((20_000, 11), "columns"),  # each more than are listed at a time
+        ((300, 90), "diagonals"),
+        ((60, 43), "labels"),
+    ],
+    ids=str,
+)
+def test_many_groups_onto_l1_balls(shape, groups, dtype, order):
+    rng = np.random.default_rng(shape)
+    if groups == "labels":
+        groups = labels = rng.integers(0, 40, shape) * rng.integers(1, 9, shape)  # some are empty
+    else:
+        labels = labels_of(groups, *shape)
+    y = rng.standard_normal(shape) * np.exp(rng.standard_normal(labels.max() + 1))[labels]
+    y = np.asarray(y, dtype, order)
+    pair = np.array([y, y]) if order == "C" else np.array([y.T, y.T]).swapaxes(1, 2)
+    norms = np.bincount(labels.ravel(), np.abs(y.ravel()).astype(float))
+    project = partial(ch.project_bilevel, groups=groups, inner="l1")
+    for radius in (0.5 * norms.sum(), 0.05 * norms.sum(), 0.5 * norms.max()):
+        x, info = project(y, radius=radius, full_output=True)
+        order_of = np.argsort(labels, axis=None, kind="stable")
+        ends = np.cumsum(np.bincount(labels.ravel()))
+        expected = np.zeros(y.size, np.longdouble)
+        for own, r in zip(np.split(order_of, ends[:-1]), info.radii.ravel(), strict=True):
+            expected[own] = oracle.project_l1_ball(y.ravel()[own], r) if r > 0 else 0
+        close = 1e-12 if dtype == np.float64 else 1e-6
+        expected = expected.reshape(shape).astype(float)
+        np.testing.assert_allclose(x, expected, rtol=0, atol=close * np.abs(y).max())
+        assert 0 < np.count_nonzero(info.kept) < norms.size
+        np.testing.assert_array_equal(project(y, radius=radius, workers=2), x)
+        np.testing.assert_array_equal(project(pair, radius=radius, workers=2), [x, x])
+        np.testing.assert_array_equal(project(y.copy(order), radius=radius, overwrite_x=True), x)
+    exponent = 1024 - np.frexp(norms.max())[1] + 1  # the largest sum overflows
+    if dtype == np.float64 and np.frexp(np.abs(y).max())[1] + exponent <= 1024:
+        scaled = project(np.ldexp(y, exponent), radius=np.ldexp(radius, exponent))
+        scaled = np.ldexp(scaled, -exponent)
+        np.testing.assert_allclose(scaled, x, rtol=0, atol=close * np.abs(y).max())

@@ -87,20 +87,24 @@ class TwoWorkers:
 class Batches:
     """A quarter of a million entries in many matrices, relative to one matrix of as many.
 
-    Of each a tenth of the columns is kept.
+    Of each a tenth of the columns is kept, or the radius is a tenth of the sum of their norms.
     """
 
-    params = ((16, 32, 64, 128), DTYPES)
-    param_names = ("side", "dtype")
+    params = ((16, 32, 64, 128), DTYPES, ("linf", "l1", "exact"))
+    param_names = ("side", "dtype", "projection")
 
-    def setup(self, side, dtype):
+    def setup(self, side, dtype, projection):
         rng = np.random.default_rng(0)
         x = rng.standard_normal((512, 512)).astype(dtype)
         self.calls = []
         for z in x.reshape(-1, side, side), x:
-            level = conehoyer.level_for_groups(z, z.shape[-1] // 10)
-            call = partial(conehoyer.project_bilevel, z, level, out=np.zeros_like(z))
-            self.calls.append(call)
+            if projection == "exact":
+                radius = abs(z).max(axis=-2).sum(axis=-1) / 10
+                project = partial(conehoyer.project_l1inf_ball, z, radius)
+            else:
+                level = conehoyer.level_for_groups(z, z.shape[-1] // 10, inner=projection)
+                project = partial(conehoyer.project_bilevel, z, level, inner=projection)
+            self.calls.append(partial(project, out=np.zeros_like(z)))
 
     @sampled("ratio")
     def track_over_one(self, *params):

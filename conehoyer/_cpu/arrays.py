@@ -9,6 +9,8 @@ from numba.extending import intrinsic
 STATUS, THRESHOLD, REACHED, PASSES, LOG = range(5)
 NORM, WANTED, REST = THRESHOLD, REACHED, PASSES  # on the way in; the rest of Hoyer's level
 
+BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups of a matrix's entries
+
 # For calls of large functions: to Numba, True and 0 are types, for which it compiles once more.
 YES, NO, NONE, ONE = np.bool_(True), np.bool_(False), np.int64(0), np.int64(1)
 

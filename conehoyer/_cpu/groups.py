@@ -17,12 +17,11 @@ from numba.core import types
 
 from .. import _math as m
 from .._jit import entry, helper, inlined, kernel
-from . import passes, short, simd
+from . import lists, passes, short, simd
 from .apart import address_of, call_at, taker
-from .arrays import LOG, NO, NONE, ONE, REACHED, STATUS, WANTED, YES
+from .arrays import BLOCKS, DIAGONALS, LABELS, NO, NONE, ONE, REACHED, STATUS, YES
 from .waiting import split_at
 
-BLOCKS, DIAGONALS, LABELS = 0, 1, 2  # kinds of groups
 LINF, L2, L1 = 0, 1, 2  # norms of a group
 
 PIECE = 512  # rows whose sums are taken by one thread, in one order
@@ -700,7 +699,7 @@ def _treat_all_past(flat, at, count, clip, value, goal):
 
 
 @helper
-def _copy(values, to):
+def copy(values, to):
     """``to[: values.size] = values``, but for that Numba compiles an error message as well."""
     for i in range(values.size):
         to[i] = values[i]
@@ -732,7 +731,7 @@ def apply(x, kind, height, width, labels, radii, norms, out, first, last):
         if kind != BLOCKS:
             _factors(radii, norms, lowest, values)
     if kind == DIAGONALS:
-        _copy(values[:many], line)
+        copy(values[:many], line)
     end = first  # of the rows that the line is right for
     for i in range(first, last):
         at, place = i * columns, 0
@@ -766,26 +765,11 @@ def apply(x, kind, height, width, labels, radii, norms, out, first, last):
 
 
 @helper
-def _in_range(top, x):
-    """Whether the largest sum is such that no square that matters over- or underflows."""
-    return 1e-200 < top < 1e200 if x.itemsize == 8 else 1e-20 < top < 1e36
-
-
-@kernel
-def shrink(places, values, starts, radii, norms, tol, first, last):
-    """Project the groups first..last−1, which lie one after the other, onto l1 balls.
-
-    For the `places` see `short.project_by`; none is 0.
-    """
-    table = np.empty((1, LOG))
-    for g in range(first, last):
-        part = values[starts[g] : starts[g + 1]]
-        if radii[g] == 0.0:
-            part[:] = 0.0
-        elif radii[g] < norms[g]:
-            table[0, STATUS], table[0, WANTED] = m.GO, radii[g]
-            row = part.reshape(1, part.size)
-            short.project_by(places, m.L1, YES, tol, NO, NO, row, row, table, NONE, ONE)
+def _are_safe(top, x, inner):
+    """Whether the largest sum is such that nothing that matters over- or underflows."""
+    if inner == L1:
+        return math.isfinite(top)
+    return inner == LINF or (1e-200 < top < 1e200 if x.itemsize == 8 else 1e-20 < top < 1e36)
 
 
 # --- one matrix ----------------------------------------------------------------------------
@@ -838,10 +822,19 @@ def _kinds_of_apply(dtype, real):
     return x, *layout, norms, norms, x, types.int64, types.int64
 
 
+def _kinds_of_shrink(dtype, real):
+    """The same for `lists.shrink`."""
+    x, *layout = _kinds_of_maxima(dtype)[:4]
+    radii, lists_, number = types.Array(real, 1, "C"), types.Array(types.intp, 1, "C"), types.int64
+    pair, scale = types.UniTuple(number, 2), types.float64
+    return pair, x, *layout, lists_, lists_, radii, scale, scale, x, number, number
+
+
 _to_max = taker(lambda given: _kinds_of_maxima(given[0].dtype))
 _to_sum = taker(lambda given: _kinds_of_sums(given[0].dtype))
 _to_whole = taker(lambda given: _kinds_of_whole(given[2].dtype, given[9].dtype))
-_to_apply = taker(lambda given: _kinds_of_apply(given[0].dtype, given[5].dtype))
+to_apply = taker(lambda given: _kinds_of_apply(given[0].dtype, given[5].dtype))
+_to_shrink = taker(lambda given: _kinds_of_shrink(given[1].dtype, given[7].dtype))
 
 
 @cache
@@ -856,10 +849,20 @@ def norms_at(inner, dtype, real):
 
 
 @cache
+def address_of_apply(dtype, real):
+    """Where `apply` lies."""
+    return address_of(apply, _kinds_of_apply(numba.from_dtype(dtype), numba.from_dtype(real)))
+
+
+@cache
 def addresses(inner, dtype, real):
-    """For `project`: the same, and where `apply` lies."""
-    x, norms = numba.from_dtype(dtype), numba.from_dtype(real)
-    return *norms_at(inner, dtype, real), address_of(apply, _kinds_of_apply(x, norms))
+    """For `project`: the same, and where `apply` lies, or `lists.shrink`."""
+    if inner == L1:
+        kinds = _kinds_of_shrink(numba.from_dtype(dtype), numba.from_dtype(real))
+        last = address_of(lists.shrink, kinds)
+    else:
+        last = address_of_apply(dtype, real)
+    return *norms_at(inner, dtype, real), last
 
 
 @kernel
@@ -967,7 +970,7 @@ def _settle(norms, u, outer, feasible, order, radii, info):
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
     if radii.size:
-        _copy(u, radii)
+        copy(u, radii)
         s, q, exponent = passes.moments(np.minimum(u, norms), True)
         info[REACHED] = math.ldexp(s, exponent)
         if outer == m.CAI:
@@ -976,15 +979,16 @@ def _settle(norms, u, outer, feasible, order, radii, info):
 
 @kernel
 def project(
-    search, places, matrices, inner, kind, height, width, labels, order, room, outer, feasible, tol,
-    out, radii, info, workers, desks, first, last,
+    search, rows_at, places, matrices, inner, kind, height, width, labels, starts, listed, order,
+    room, outer, feasible, tol, out, radii, info, workers, desks, first, last,
 ):  # fmt: skip
-    """The whole projection of the matrices first..last−1; linf and l2.
+    """The whole projection of the matrices first..last−1.
 
     Returns the largest status; `RESCALE` is that of matrices whose norms, or what they are
     projected to, need another unit, or for which the engine has to be compiled: see
-    `short.project_by` for `search`, and for the `places` `addresses`.  `room` has two rows of as
-    many entries as there are groups: Numba would take them page by page where they are large.  For
+    `short.project_by` for `search`, and for the `places` `addresses`.  With l1 norms, see
+    `lists.shrink` for `rows_at`, `starts` and the places `listed`.  `room` has two rows of as many
+    entries as there are groups: Numba would take them page by page where they are large.  For
     `order` and the rows of `radii` and `info` see `settle`; ``info[:, WANTED]`` brings in the level
     or radius.  For the workers and their desks see `waiting.split_at`.
     """
@@ -995,7 +999,7 @@ def project(
         top = _all_norms(
             places[:3], x, 1.0, kind, height, width, labels, inner, norms, workers, desks
         )
-        if inner == L2 and not _in_range(top, x):
+        if not _are_safe(top, x, inner):
             about[STATUS] = m.RESCALE
             worst = max(worst, about[STATUS])
             continue
@@ -1012,12 +1016,16 @@ def project(
         worst = max(worst, about[STATUS])
         if about[STATUS] == m.RESCALE:
             continue
-        if about[STATUS] == m.FEASIBLE and inner == LINF:
-            _copy(x.reshape(-1), to.reshape(-1))
+        if about[STATUS] == m.FEASIBLE and inner != L2:
+            copy(x.reshape(-1), to.reshape(-1))
+            continue
+        if inner == L1:
+            taken = _to_shrink((rows_at, x, kind, height, width, starts, listed, u, 1.0, tol, to))
+            split_at(places[3], taken, number, workers, desks)
             continue
         scaled = norms[: number if inner == L2 else 0]
         given = x, kind, height, width, labels, u, scaled, to
-        split_at(places[3], _to_apply(given), len(x), workers, desks)
+        split_at(places[3], to_apply(given), len(x), workers, desks)
     return worst
 
 
@@ -1025,4 +1033,4 @@ def project(
 pieces_of, width_of_piece, are_whole, join_norms, all_norms = map(
     entry, (_pieces_of, _width_of_piece, _are_whole, _join_norms, _all_norms)
 )
-in_range, settle = entry(_in_range), entry(_settle)
+are_safe, settle = entry(_are_safe), entry(_settle)

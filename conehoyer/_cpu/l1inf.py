@@ -10,10 +10,21 @@ only when its bound leaves the gap between them.
 """
 
 import math
+from functools import cache
+
+import numba
+import numpy as np
+from numba.core import types
 
 from .. import _math as m
 from .._jit import helper, kernel
-from . import passes, simd
+from . import groups, lists, passes, simd
+from .apart import address_of, taker
+from .arrays import NO, PASSES, REACHED, STATUS, THRESHOLD, WANTED, YES
+from .waiting import split_at
+
+TOTALS, COUNTS, EXCESS, TOPS, UNDER, OVER, BOUNDS, FIELDS = range(8)  # what is known of each group
+UNIT_OF_SUMS = 2.0**m.SUMS_EXPONENT
 
 
 @helper
@@ -48,24 +59,26 @@ def _above(z, anchor):
 
 
 @kernel
-def start(values, starts, totals, bounds, counts, excess, gaps, tops, first, last):
+def start(values, starts, state, first, last):
     """State of the groups first..last−1 at u = 0, and their largest entries."""
     for j in range(first, last):
         own = values[starts[j] : starts[j + 1]]
-        nu, s, _ = passes.sums(own, True, 0.0, 0.0)
-        totals[j], counts[j], excess[j], bounds[j] = s, nu, s, 0.0
-        gaps[j] = 0.0  # unknown: the first step reads the group
-        tops[j] = max(passes.largest(own, True), 0.0)
+        nu, s, _ = passes.sums(own, YES, 0.0, 0.0)
+        state[TOTALS, j], state[COUNTS, j], state[EXCESS, j], state[BOUNDS, j] = s, nu, s, 0.0
+        state[UNDER, j] = state[OVER, j] = 0.0  # unknown: the first step reads the group
+        state[TOPS, j] = max(passes.largest(own, YES), 0.0)
 
 
 @kernel
-def advance_bounds(values, starts, theta, totals, bounds, counts, excess, gaps, moved, first, last):
+def advance_bounds(values, starts, theta, state, moved, first, last):
     """Up to two Newton steps on the bound of each of the groups first..last−1."""
+    totals, bounds, counts, excess = state[TOTALS], state[BOUNDS], state[COUNTS], state[EXCESS]
+    unders, overs = state[UNDER], state[OVER]
     for j in range(first, last):
         moved[j] = False
         if totals[j] <= theta:
             continue
-        u, nu, s, under, over = bounds[j], counts[j], excess[j], gaps[j, 0], gaps[j, 1]
+        u, nu, s, under, over = bounds[j], counts[j], excess[j], unders[j], overs[j]
         for _ in range(2):
             step = max(m.l1inf_tangent(u, nu, s, theta), 0.0)
             near = m.l1inf_rounding(u, nu, s)  # lest steps go back and forth past an entry
@@ -78,10 +91,10 @@ def advance_bounds(values, starts, theta, totals, bounds, counts, excess, gaps, 
                 nu, s = before, theta
                 break
             moved[j] = True
-        bounds[j], counts[j], excess[j], gaps[j, 0], gaps[j, 1] = u, nu, s, under, over
+        bounds[j], counts[j], excess[j], unders[j], overs[j] = u, nu, s, under, over
 
 
-@kernel
+@helper
 def solve(radius, theta, bounds, counts, excess):
     """The θ with Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius, from the left."""
     active, repeated = -1, 0
@@ -103,7 +116,7 @@ def solve(radius, theta, bounds, counts, excess):
     return theta
 
 
-@kernel
+@helper
 def finish(radius, theta, bounds, counts, excess):
     """The bounds at θ, which add up to the radius.
 
@@ -128,3 +141,114 @@ def finish(radius, theta, bounds, counts, excess):
     for j in range(bounds.size):
         u = m.l1inf_tangent(bounds[j], counts[j], 0.0, rest) if counts[j] > 0.0 else 0.0
         bounds[j] = max(u, 0.0)
+
+
+# --- one matrix --------------------------------------------------------------------------------
+
+
+def _kinds(dtype):
+    """The types of the arguments of `lists.gather`, `start` and `advance_bounds`."""
+    x, flat, number = types.Array(dtype, 2, "C"), types.Array(dtype, 1, "C"), types.int64
+    lie, flags = types.Array(types.intp, 1, "C"), types.Array(types.boolean, 1, "C")
+    state, real = types.Array(types.float64, 2, "C"), types.float64
+    return (
+        (x, number, number, number, lie, lie, flat, number, number),
+        (flat, lie, state, number, number),
+        (flat, lie, real, state, flags, number, number),
+    )
+
+
+_to_gather = taker(lambda given: _kinds(given[0].dtype)[0])
+_to_start = taker(lambda given: _kinds(given[0].dtype)[1])
+_to_advance = taker(lambda given: _kinds(given[0].dtype)[2])
+
+
+@cache
+def addresses(dtype):
+    """For `project`: where `lists.gather`, `start`, `advance_bounds` and `groups.apply` lie."""
+    kinds = _kinds(numba.from_dtype(dtype))
+    called = zip((lists.gather, start, advance_bounds), kinds, strict=True)
+    apply = groups.address_of_apply(dtype, np.dtype(np.float64))
+    return *(address_of(*each) for each in called), apply
+
+
+@helper
+def _unit(z, state):
+    """Of sums that overflow or have lost bits; else 1."""
+    if not math.isfinite(passes.largest(state[TOTALS], YES) * state.shape[1]):
+        return UNIT_OF_SUMS
+    exponent = math.frexp(passes.largest(state[TOPS], YES))[1]
+    if z.itemsize == 8 and exponent < -900:
+        return math.ldexp(1.0, min(-exponent, 1000))
+    return 1.0
+
+
+@helper
+def _search(places, values, starts, radius, most, state, workers, desks):
+    """The bounds of the groups, in `most` rounds; the multiplier, the rounds, and the status."""
+    bounds, counts, excess = state[BOUNDS], state[COUNTS], state[EXCESS]
+    theta = solve(radius, 0.0, bounds, counts, excess)
+    if radius == 0.0:
+        bounds[:] = 0.0
+        return theta, 0, m.SOFT
+    moved, rounds, status = np.empty(bounds.size, np.bool_), 0, m.CAPPED
+    while rounds < most:
+        taken = _to_advance((values, starts, theta, state, moved))
+        split_at(places[2], taken, bounds.size, workers, desks)
+        rounds += 1
+        if not moved.any():  # the tangents are the functions themselves
+            status = m.SOFT
+            break
+        theta = solve(radius, theta, bounds, counts, excess)
+    finish(radius, theta, bounds, counts, excess)
+    return theta, rounds, status
+
+
+@kernel
+def project(
+    places, matrices, kind, height, width, labels, starts, listed, state, tol, most, out, radii,
+    info, workers, desks,
+):  # fmt: skip
+    """Project matrices onto the ball; of those that are not finite, only the status is told.
+
+    For the `places` see `addresses`, for `starts` and the places `listed` `lists`; `state` has
+    `FIELDS` rows, and ``info[:, WANTED]`` brings in the radii.  The rows of `radii` take the bounds
+    if they have room.  `most`: rounds, at most.  For the workers and their desks see
+    `waiting.split_at`.
+    """
+    number, bounds = state.shape[1], state[BOUNDS]
+    for b in range(len(matrices)):
+        x, about = matrices[b], info[b]
+        radius, unit, values = about[WANTED], 1.0, x.reshape(-1)
+        if not lists.lie_in_order(kind, height, width, x.shape[1]):
+            values = np.empty(x.size, x.dtype)
+            taken = _to_gather((x, kind, height, width, starts, listed, values))
+            split_at(places[0], taken, number, workers, desks)
+        split_at(places[1], _to_start((values, starts, state)), number, workers, desks)
+        if not math.isfinite(passes.sums(state[TOTALS], NO, 0.0, -math.inf)[1]):
+            if not passes.all_finite(values):
+                about[STATUS] = m.NONFINITE
+                continue
+        unit = _unit(x, state)
+        own = state[TOPS]
+        if unit != 1.0:
+            own = own.copy()  # small ones may vanish in the unit
+            values, radius = values * x.dtype.type(unit), radius * unit
+            split_at(places[1], _to_start((values, starts, state)), number, workers, desks)
+        total = passes.sums(state[TOPS], NO, 0.0, -math.inf)[1]
+        if total <= radius * (1.0 + tol):
+            about[STATUS], about[THRESHOLD] = m.FEASIBLE, 0.0
+            about[REACHED], about[PASSES] = total / unit, 1.0
+            groups.copy(x.reshape(-1), out[b].reshape(-1))
+            bounds[:] = own
+        else:
+            theta, rounds, status = _search(
+                places, values, starts, radius, most, state, workers, desks
+            )
+            bounds /= unit
+            about[STATUS], about[THRESHOLD], about[PASSES] = status, theta / unit, rounds
+            about[REACHED] = passes.sums(bounds, NO, 0.0, -math.inf)[1]
+            taken = groups.to_apply((x, kind, height, width, labels, bounds, bounds[:0], out[b]))
+            split_at(places[3], taken, len(x), workers, desks)
+        if radii.size:
+            radii[b] = bounds

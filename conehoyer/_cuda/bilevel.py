@@ -8,7 +8,8 @@ from numba.extending import register_jitable
 
 from .. import _math as m
 from .._checks import choose
-from .._cpu.groups import BLOCKS, L1, L2, LABELS, LINF
+from .._cpu.arrays import BLOCKS, LABELS
+from .._cpu.groups import L1, L2, LINF
 from .._groups import INNER
 from . import arrays, engine, groups, levels, partition, wide
 from .arrays import Parameter, pick

@@ -79,7 +79,8 @@ def _driver():
 
 
 _ROOT = Path(__file__).parent.parent
-_CONSTANTS = [_ROOT / "_cpu" / "groups.py", _ROOT / "_cpu" / "hals.py"]  # kernels have some of them
+# Kernels have some of their constants.
+_CONSTANTS = [_ROOT / "_cpu" / f"{name}.py" for name in ("arrays", "groups", "hals")]
 _SOURCES = sorted([*_ROOT.glob("*_math.py"), *_ROOT.glob("_cuda/*.py"), *_CONSTANTS])
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from numba import float64
 from numba.extending import register_jitable
 
-from .._cpu.groups import BLOCKS, DIAGONALS, L1, L2, LINF
+from .._cpu.arrays import BLOCKS, DIAGONALS
+from .._cpu.groups import L1, L2, LINF
 from .device import SIMULATED, cuda, function, kernel, launch, launch_each
 
 THREADS = 8 if SIMULATED else 256

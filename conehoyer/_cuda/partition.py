@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from .. import _dispatch, _groups
 from .. import _math as m
-from .._cpu.groups import BLOCKS, DIAGONALS, LABELS
+from .._cpu.arrays import BLOCKS, DIAGONALS, LABELS
 from . import arrays, engine
 from .device import SIMULATED, cuda, home_of, kernel, launch, launch_each, threads_for
 
