@@ -21,7 +21,6 @@ except ImportError:  # NumPy < 2
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
 MOST = 1 << 40  # more entries side by side than there is memory for
-_SMALL = 1 << 16  # entries: NumPy takes longer to begin than to copy them
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
 SLACK = {"float64": 1e-14, "float32": 1e-6}
 MACHINE_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -293,14 +292,14 @@ def fill(result, values):
 
 def columns(s: Slices, least: int) -> np.ndarray | None:
     """The slices as (count, length, width), if at least so many lie side by side."""
-    cube = _cube(s, s.array, copying=False)
+    cube = _cube(s, s.array)
     return None if cube is None or cube.shape[2] < least else borrowed(cube)
 
 
-def _cube(s, array, copying=True):
+def _cube(s, array):
     """An array of the slices' shape as (count, length, width), if it can be seen so.
 
-    The slices lie along the second axis, and are in order.  `copying`: if it pays.
+    The slices lie along the second axis, and are in order.
     """
     axis = s.axis
     if axis is None or array.ndim < 2:
@@ -316,8 +315,6 @@ def _cube(s, array, copying=True):
     width = math.prod(shape[axis + 1 :])
     if width == 1 or not array.flags.c_contiguous or not array.flags.aligned:
         return None
-    if copying and array.size > _SMALL and min(width, shape[axis]) * array.itemsize < 64:
-        return None  # not even a cache line's worth: copying as NumPy does is faster
     return array.reshape(math.prod(shape[:axis]), shape[axis], width)
 
 

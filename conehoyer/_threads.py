@@ -213,6 +213,13 @@ def _even_parts(count: int, workers: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(count * w // workers for w in range(workers + 1)))
 
 
+@lru_cache(maxsize=256)
+def numbered_parts(count: int, workers: int) -> tuple[tuple[int, int, int], ...]:
+    """Contiguous parts of range(count) for `run_parts`, one a worker: first, last, and number."""
+    parts = _even_parts(count, min(workers, count))
+    return tuple((*part, number) for number, part in enumerate(parts))
+
+
 def run_parts(task: Callable[..., object], parts: tuple[tuple[int, ...], ...]) -> None:
     """Call ``task(*part)`` for each of the parts, each in a thread, the first in this one.
 

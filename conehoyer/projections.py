@@ -13,7 +13,15 @@ from ._cpu.levels import count_nonzeros, levels_of_norms, levels_of_sparseness
 from ._cpu.waiting import HELD
 from ._dispatch import takes_tensors
 from ._results import ProjectionInfo, warn_capped
-from ._threads import end_now, just_ended, resolve_workers, run_split, team
+from ._threads import (
+    end_now,
+    just_ended,
+    numbered_parts,
+    resolve_workers,
+    run_parts,
+    run_split,
+    team,
+)
 
 SHARED_FROM = 1 << 21  # bytes of a slice below which one thread is faster than several
 WOKEN_FROM = 1 << 23  # the same where the others have to be woken up first
@@ -669,13 +677,14 @@ def _project_across(
     table = _table(count * columns, levels, rests, norms, full_output)
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
     width = across.columns_at_once(z, workers)
-    panels = count * -(-columns // width)
-    given = kind, absolute, s.slack, check_finite, z, target, table, width
+    parts = numbered_parts(count * -(-columns // width), workers)
+    room = np.empty((len(parts), width, s.length), z.dtype)
+    given = kind, absolute, s.slack, check_finite, z, target, table, room
     places = short.addresses(s.length, z.dtype)
-    run_split(partial(across.project_columns, places, *given), panels, workers)
+    run_parts(partial(across.project_columns, places, *given), parts)
     if 0 in places and _are_left(table, check_finite):
         places = places[0], short.address_of_engine(z.dtype)
-        run_split(partial(across.project_columns, places, *given), panels, workers)
+        run_parts(partial(across.project_columns, places, *given), parts)
     if table[:, STATUS].max() >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite, 6)
     return (result, _info(s, None, result, table)) if full_output else result

@@ -1312,6 +1312,23 @@ def test_any_order_in_memory_gives_the_same_bits(order, axis, dtype):
     np.testing.assert_array_equal(spent, expected)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_columns_gives_the_bits_of_rows(count, dtype):
+    """Nothing else is written, be there fewer columns or rows than a register has lanes."""
+    rng = np.random.default_rng(count)
+    for rows in (2, 3, 4, 5, 8, 15, 16, 17, 33, 64):
+        for columns in (*range(2, 21), 31, 32, 33):
+            x = rng.standard_normal((count, rows, columns)).astype(dtype)
+            expected = ch.project_l1_ball(x.swapaxes(1, 2).copy(), 0.4).swapaxes(1, 2)
+            room = np.full(x.size + 128, 7, dtype)
+            out = room[64:-64].reshape(x.shape)
+            ch.project_l1_ball(x, 0.4, axis=1, out=out, workers=2)
+            np.testing.assert_array_equal(out, expected)
+            assert (room[:64] == 7).all()
+            assert (room[-64:] == 7).all()
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 3), (3, 1)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_fortran_order_of_small_shapes(shape, axis):

@@ -170,6 +170,25 @@ class Layouts:
         ).samples
 
 
+class Channels:
+    """Slices across the memory, a few side by side as channels are, over the same as rows."""
+
+    params = (DTYPES, (1000, 10_000, 1_000_000), (2, 3, 4, 8, 16))
+    param_names = ("dtype", "n", "channels")
+
+    def setup(self, dtype, n, channels):
+        rows = data("gaussian", (channels, n), dtype)
+        level = conehoyer.level_for_nnz(rows, n // 10)
+        self.calls = []
+        for y, axis in (np.ascontiguousarray(rows.T), 0), (rows, 1):
+            project = partial(conehoyer.project_cai, y, level, axis=axis, workers=1)
+            self.calls.append(partial(project, out=np.zeros_like(y)))
+
+    @sampled("ratio")
+    def track_over_rows(self, *params):
+        return compare(self.calls).samples
+
+
 class CacheLines:
     """Data and results that begin so many bytes after a cache line, over those that begin there."""
 

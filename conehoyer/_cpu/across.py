@@ -23,10 +23,106 @@ def columns_at_once(x, workers):
     return min(max(wanted, line), most, columns)
 
 
+TWO, THREE, FOUR = (0, 0), (0, 0, 0), (0, 0, 0, 0)  # their lengths are part of the kernels
+
+
+@helper
+def _take_apart(source, first, rows, some, target, begin, stride):
+    """As many columns as `some` has entries, from rows without gaps; how many rows are done."""
+    width = simd.lanes(source)
+    done = rows // width * width
+    for r in range(0, done, width):
+        simd.take_apart(source, first + r * len(some), target, begin + r, stride, some)
+    return done
+
+
+@helper
+def _put_together(source, first, stride, columns, some, target, begin):
+    """The reverse; how many columns are done."""
+    width = simd.lanes(source)
+    done = columns // width * width
+    for c in range(0, done, width):
+        simd.put_together(source, first + c, stride, target, begin + c * len(some), some)
+    return done
+
+
+@helper
+def _few_columns(source, first, rows, columns, target, begin, stride):
+    """Two to four columns of as many; how many rows are done."""
+    if columns == 2:
+        return _take_apart(source, first, rows, TWO, target, begin, stride)
+    if columns == 3:
+        return _take_apart(source, first, rows, THREE, target, begin, stride)
+    return _take_apart(source, first, rows, FOUR, target, begin, stride)
+
+
+@helper
+def _few_rows(source, first, stride, rows, columns, target, begin):
+    """Two to four rows, which become columns of as many; how many columns are done."""
+    if rows == 2:
+        return _put_together(source, first, stride, columns, TWO, target, begin)
+    if rows == 3:
+        return _put_together(source, first, stride, columns, THREE, target, begin)
+    return _put_together(source, first, stride, columns, FOUR, target, begin)
+
+
+@helper
+def _by_entries(source, first, stride, rows, columns, target, begin, target_stride):
+    for r in range(rows):
+        for c in range(columns):
+            target[begin + c * target_stride + r] = source[first + r * stride + c]
+
+
+@helper
+def _last_columns(source, first, stride, rows, columns, target, begin, target_stride):
+    """Whole rows of fewer columns than a register has lanes: squares, of which a part is kept."""
+    width = simd.lanes(source)
+    square, done = np.empty(width * width, source.dtype), 0
+    while done < rows and first + (done + width - 1) * stride + width <= source.size:
+        simd.transpose(source, first + done * stride, stride, square, 0, width)
+        for c in range(columns):
+            simd.store(simd.load(square, c * width), target, begin + c * target_stride + done)
+        done += width
+    source_place, target_place = first + done * stride, begin + done
+    _by_entries(
+        source, source_place, stride, rows - done, columns, target, target_place, target_stride
+    )
+
+
+@helper
+def _last_rows(source, first, stride, rows, columns, target, begin, target_stride):
+    """Whole columns of fewer rows, in the same way."""
+    width = simd.lanes(source)
+    square = np.zeros(width * width, source.dtype)
+    turned = np.empty(width * width, source.dtype)
+    inside = simd.first_lanes(simd.splat(source.dtype.type(0.0)), rows)
+    for c in range(0, columns, width):
+        for r in range(rows):
+            simd.store(simd.load(source, first + r * stride + c), square, r * width)
+        simd.transpose(square, 0, width, turned, 0, width)
+        for k in range(width):
+            place = begin + (c + k) * target_stride
+            simd.store_part(simd.load(turned, k * width), inside, target, place)
+
+
 @helper
 def transpose(source, first, stride, rows, columns, target, begin, target_stride):
     """``target[begin + c*target_stride + r] = source[first + r*stride + c]``, both flat."""
     width = simd.lanes(source)
+    if columns == stride and 1 < columns < 5:  # a few channels, say
+        done = _few_columns(source, first, rows, columns, target, begin, target_stride)
+        source_place, target_place, rows = first + done * stride, begin + done, rows - done
+        _by_entries(
+            source, source_place, stride, rows, columns, target, target_place, target_stride
+        )
+        return
+    if rows == target_stride and 1 < rows < 5:
+        done = _few_rows(source, first, stride, rows, columns, target, begin)
+        source_place, target_place, columns = first + done, begin + done * rows, columns - done
+        _by_entries(
+            source, source_place, stride, rows, columns, target, target_place, target_stride
+        )
+        return
     whole_rows, whole_columns = rows // width * width, columns // width * width
     for c in range(0, whole_columns, width):
         for r in range(0, whole_rows, width):
@@ -34,9 +130,21 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
                 source, first + r * stride + c, stride,
                 target, begin + c * target_stride + r, target_stride,
             )  # fmt: skip
-    for r in range(rows):
-        for c in range(whole_columns if r < whole_rows else 0, columns):
-            target[begin + c * target_stride + r] = source[first + r * stride + c]
+    if whole_columns < columns:
+        _last_columns(
+            source, first + whole_columns, stride, whole_rows, columns - whole_columns,
+            target, begin + whole_columns * target_stride, target_stride,
+        )  # fmt: skip
+    if whole_rows < rows:
+        _last_rows(
+            source, first + whole_rows * stride, stride, rows - whole_rows, whole_columns,
+            target, begin + whole_rows, target_stride,
+        )  # fmt: skip
+    _by_entries(
+        source, first + whole_rows * stride + whole_columns, stride,
+        rows - whole_rows, columns - whole_columns,
+        target, begin + whole_columns * target_stride + whole_rows, target_stride,
+    )  # fmt: skip
 
 
 @kernel
@@ -50,17 +158,18 @@ def transpose_each(x, out):
 
 
 @kernel
-def project_columns(places, kind, absolute, tol, strict, x, out, table, width, first, last):
-    """Project the columns of each matrix of x into out: panels first..last−1 of `width` columns.
+def project_columns(places, kind, absolute, tol, strict, x, out, table, room, first, last, part):
+    """Project the columns of each matrix of x into out: panels first..last−1.
 
-    `out` may be `x`.  `table` has a row for each column; for the rest see `engine.project_rows`,
-    and for the `places` `short.project_by`: of a panel with a column that has to wait for the other
-    nothing is done, and the status of its columns stays GO.
+    The columns of a panel are rows of ``room[part]`` for a while: Numba would take room for long
+    ones page by page.  `out` may be `x`.  `table` has a row for each column; for the rest see
+    `engine.project_rows`, and for the `places` `short.project_by`: of a panel with a column that
+    has to wait for the other nothing is done, and the status of its columns stays GO.
     """
     n, columns = x.shape[1], x.shape[2]
+    panel, width = room[part], room.shape[1]
     panels = (columns + width - 1) // width
     source, target = x.reshape(x.size), out.reshape(out.size)
-    panel = np.empty((width, n), x.dtype)
     reports = np.empty((width, table.shape[1]))
     for k in range(first, last):
         column = k % panels * width

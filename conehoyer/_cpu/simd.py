@@ -1016,6 +1016,71 @@ def joined(typingctx, a, b, places):
     return a(a, b, places), codegen
 
 
+def _shuffled(builder, vec, picks, registers):
+    """A register whose lane p is the lane ``picks[p][1]`` of the register ``picks[p][0]``."""
+    mask = ir.VectorType(ir.IntType(32), vec.lanes)
+    found = registers[0]
+    for number, register in enumerate(registers):
+        lanes = [lane + vec.lanes if k == number else p for p, (k, lane) in enumerate(picks)]
+        if number == 0:  # those of the others are anything yet
+            lanes = [lane if k == 0 else 0 for k, lane in picks]
+            register = found
+        found = builder.shuffle_vector(found, register, ir.Constant(mask, lanes))
+    return found
+
+
+def _next_to(context, builder, array, args, count, step, vec):
+    """Addresses of so many registers, each `step` entries behind the one before."""
+    scalar = builder.gep(context.make_array(array)(context, builder, args[0]).data, [args[1]])
+    kind = _llvm(vec).as_pointer()
+    for k in range(count):
+        far = builder.mul(step, ir.Constant(ir.IntType(64), k))
+        yield builder.bitcast(builder.gep(scalar, [far]), kind)
+
+
+@intrinsic
+def take_apart(typingctx, source, i, target, j, stride, some):
+    """From rows as short as `some`, without gaps, as many columns, a register of each.
+
+    The rows begin at ``source[i]``, and column k comes to lie at ``target[j + k*stride:]``.
+    """
+    vec, count = _register(source.dtype), some.count
+
+    def codegen(context, builder, signature, args):
+        width = ir.Constant(ir.IntType(64), vec.lanes)
+        align, loaded = vec.element.bitwidth // 8, []
+        for pointer in _next_to(context, builder, source, args[:2], count, width, vec):
+            loaded.append(builder.load(pointer))
+            loaded[-1].align = align
+        goals = _next_to(context, builder, target, args[2:4], count, args[4], vec)
+        for k, pointer in enumerate(goals):
+            picks = [divmod(p * count + k, vec.lanes) for p in range(vec.lanes)]
+            builder.store(_shuffled(builder, vec, picks, loaded), pointer).align = align
+        return context.get_dummy_value()
+
+    return types.void(source, i, target, j, stride, some), codegen
+
+
+@intrinsic
+def put_together(typingctx, source, i, stride, target, j, some):
+    """The reverse of `take_apart`."""
+    vec, count = _register(source.dtype), some.count
+
+    def codegen(context, builder, signature, args):
+        width = ir.Constant(ir.IntType(64), vec.lanes)
+        align, loaded = vec.element.bitwidth // 8, []
+        for pointer in _next_to(context, builder, source, args[:2], count, args[2], vec):
+            loaded.append(builder.load(pointer))
+            loaded[-1].align = align
+        goals = _next_to(context, builder, target, args[3:5], count, width, vec)
+        for q, pointer in enumerate(goals):
+            picks = [divmod(q * vec.lanes + p, count)[::-1] for p in range(vec.lanes)]
+            builder.store(_shuffled(builder, vec, picks, loaded), pointer).align = align
+        return context.get_dummy_value()
+
+    return types.void(source, i, stride, target, j, some), codegen
+
+
 @intrinsic
 def transpose(typingctx, source, i, source_stride, target, j, target_stride):
     """A square of as many entries as a register has lanes, one register a row.
