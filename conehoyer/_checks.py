@@ -201,6 +201,7 @@ class Target:
     array: np.ndarray
     direct: bool  # the rows are the array's own memory
     in_place: bool  # the rows are those that are read
+    precious: bool = True  # and these are the caller's, not a copy
 
 
 def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
@@ -208,24 +209,30 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
 
     Reads and writes either coincide or do not overlap.
     """
-    shape = s.array.shape
-    if out is None and overwrite_x and x is s.array and writable_as(x, s.dtype):
+    shape, array = s.array.shape, s.array
+    usual = array.dtype is s.work and array.flags.carray
+    copied = not usual and not np.may_share_memory(x_rows, array)
+    if out is None and overwrite_x and x is array and writable_as(x, s.dtype):
         if np.shares_memory(x_rows, x):
             out = x
     if out is not None:
         check_out(out, shape, s.dtype)
     elif s.axis is None or s.axis == len(shape) - 1:
+        if copied and s.dtype is s.work:  # then the copy becomes the result
+            return x_rows, Target(x_rows, x_rows.reshape(shape), True, True, False)
         out = np.empty(shape, s.dtype)
         if s.dtype is s.work:  # the usual case, told quickly
             rows = out[None] if len(shape) == 1 else out.reshape(x_rows.shape)
             return x_rows, Target(rows, out, True, False)
     else:  # the slices may lie side by side in it as they do in the input
-        out = np.empty_like(s.array, dtype=s.dtype, subok=False)
+        out = np.empty_like(array, dtype=s.dtype, subok=False)
     view = None
     if out.dtype == s.work:
         moved = out if s.axis is None else _last(out, s.axis)
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
+    if view is None and copied:
+        return x_rows, Target(x_rows, out, False, True, False)
     if view is None:
         return x_rows, Target(np.empty(x_rows.shape, s.work), out, False, False)
     in_place = np.may_share_memory(x_rows, view)

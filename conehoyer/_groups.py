@@ -82,8 +82,7 @@ def matrices(x) -> Matrices:
 
 def stacked(array, x: Matrices) -> np.ndarray:
     """View an array of x's shape as C-contiguous (batch, M, N) matrices, if its memory allows."""
-    if x.turned:
-        array = array.swapaxes(-1, -2)
+    array = _turned(x, array)
     if array.ndim == 2:
         return array[None]
     return array.reshape((math.prod(x.batch), *array.shape[-2:]))
@@ -105,25 +104,40 @@ def target(x: Matrices, given, read, out, overwrite_x):
     Returns the matrices to read and to write, the array that is returned in the end, and
     whether the matrices to write are its own memory.
     """
+    usual = x.array.dtype is x.work and x.array.flags.c_contiguous
+    copied = not usual and not np.may_share_memory(read, x.array)
     if out is None and overwrite_x and given is x.array and _checks.writable_as(given, x.dtype):
         if np.shares_memory(read, given):
             out = given
+    if out is None and copied and x.dtype == x.work and _has_order_of_copy(x):
+        turned = read.reshape(_turned(x, x.array).shape)  # the copy becomes the result
+        return read, read, _turned(x, turned), True
     if out is None:
         out = np.empty_like(x.array, dtype=x.dtype, subok=False)
     else:
         _checks.check_out(out, x.array.shape, x.dtype)
-    turned = out.swapaxes(-1, -2) if x.turned else out
-    if out.dtype == x.work and turned.flags.c_contiguous:
+    if out.dtype == x.work and _turned(x, out).flags.c_contiguous:
         write = stacked(out, x)
         if np.may_share_memory(read, write) and not _checks.same_memory(read, write):
             read = read.copy()
         return read, write, out, True
-    return read, np.empty_like(read), out, False
+    return read, read if copied else np.empty_like(read), out, False
+
+
+def _turned(x: Matrices, array) -> np.ndarray:
+    """An array of x's shape as the kernels see it, or the reverse."""
+    return array.swapaxes(-1, -2) if x.turned else array
+
+
+def _has_order_of_copy(x: Matrices) -> bool:
+    """Whether a result that lies in memory as x does is in the kernels' order."""
+    corner = x.array[(slice(2),) * x.array.ndim]  # its strides tell, and it is small
+    return _turned(x, np.empty_like(corner)).flags.c_contiguous
 
 
 def deliver(x: Matrices, write, out) -> None:
     """Copy the matrices into the result that is returned."""
-    _checks.fill(out.swapaxes(-1, -2) if x.turned else out, write)
+    _checks.fill(_turned(x, out), write)
 
 
 def parse(groups, x: Matrices) -> Groups:

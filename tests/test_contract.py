@@ -1432,3 +1432,51 @@ def test_parameters_of_slices_are_no_views():
     """PyTorch warns of what is read-only, where it takes them to a GPU."""
     levels = _checks.per_batch([2.0, 3.0], "level", (1, 2), 1.0)
     assert levels.flags.writeable
+
+
+@pytest.mark.parametrize("project", [ch.project_cai, ch.project_bilevel, ch.project_l1inf_ball])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    "kind", ["metadata", "int64", ">f8", "sliced", "reversed", "turned", "read-only", "unaligned"]
+)
+def test_the_copy_of_an_input_may_become_the_result_but_never_the_input(kind, order, project):
+    y = np.asarray(np.arange(1.0, 13.0).reshape(3, 4) * [[1], [-1], [1]], order=order)
+    expected = project(y.copy(), 2.0)
+    x = y
+    if kind == "metadata":  # equal to float64, but not the same object
+        x = y.view(np.dtype(np.float64, metadata={"unit": "V"}))
+    elif kind in ("int64", ">f8"):
+        x = y.astype(kind)
+    elif kind == "sliced":
+        x = np.repeat(y, 2, axis=1)[:, ::2]
+    elif kind == "reversed":
+        x = y[::-1].copy(order)[::-1]
+    elif kind == "turned":
+        x = np.array([y, y]).transpose(1, 2, 0)[..., 0]
+    elif kind == "unaligned":
+        room = np.zeros(y.nbytes + 1, np.uint8)[1:]
+        x = room.view(np.float64).reshape(y.shape, order=order)
+        x[...] = y
+    before = x.copy()
+    x.flags.writeable = kind != "read-only"
+    result = project(x, 2.0)
+    np.testing.assert_allclose(result, expected, rtol=1e-15, atol=0)
+    assert not np.may_share_memory(result, x)
+    assert result.dtype == np.float64
+    assert result.flags.writeable
+    np.testing.assert_array_equal(x, before)
+    out = np.full_like(result, 7.0)
+    assert project(x, 2.0, out=out) is out
+    np.testing.assert_array_equal(out, result)
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("project", [ch.project_cai, ch.project_bilevel])
+def test_an_input_that_has_to_be_converted_takes_no_more_memory_than_the_result(project):
+    x = np.arange(1 << 20).reshape(1 << 10, 1 << 10)
+    project(x[:3], 2.0)
+    tracemalloc.start()
+    result = project(x, 2.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.2 * result.nbytes
