@@ -189,6 +189,29 @@ class Channels:
         return compare(self.calls).samples
 
 
+class Converted:
+    """1,000,000 entries that have to be copied as they are read, over NumPy's copy of them."""
+
+    params = (("int64", ">f8", "every other", "reversed"),)
+    param_names = ("kind",)
+
+    def setup(self, kind):
+        y = data("gaussian", 1_000_000)
+        if kind == "every other":
+            y = np.repeat(y, 2)[::2]
+        elif kind == "reversed":
+            y = y[::-1]
+        else:
+            y = (1000 * y).astype(kind)
+        level = conehoyer.level_for_nnz(y, 10_000)
+        project = partial(conehoyer.project_cai, y, level, workers=1)
+        self.calls = project, lambda: y.astype(np.float64)
+
+    @sampled("ratio")
+    def track_over_copy(self, kind):
+        return compare(self.calls).samples
+
+
 class CacheLines:
     """Data and results that begin so many bytes after a cache line, over those that begin there."""
 

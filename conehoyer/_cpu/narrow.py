@@ -2,7 +2,7 @@
 
 On a row of few entries a search takes no longer than the way in and out, and most of its registers
 is empty.  So some rows become columns, in float64, and are searched in step: by Newton's steps from
-the left, until the support is the same twice.  Of few entries that takes few passes, and no branch
+the left, until the support is the same twice, or they no longer lead anywhere.  Of few entries that takes few passes, and no branch
 depends on a single row.  Those where rounding might matter are left to `short`.
 """
 
@@ -117,7 +117,7 @@ def _sums(columns, n, signs, tau):
 
 @helper
 def _passed(columns, n, signs, tau, step, slack):
-    """Count and Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further."""
+    """Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further; how many are > τ."""
     inlined()
     zero, one = simd.splat(0.0), simd.splat(1.0)
     low, high = simd.sub(simd.smaller(step, zero), slack), simd.add(max(step, zero), slack)
@@ -125,7 +125,7 @@ def _passed(columns, n, signs, tau, step, slack):
     for i in range(n):
         gap = simd.sub(simd.without(simd.load(columns, i * WIDTH), signs), tau)
         inside = simd.both(simd.not_less(gap, low), simd.not_less(high, gap))
-        count = simd.add(count, simd.where(inside, one, zero))
+        count = simd.add(count, simd.where(simd.both(inside, simd.above(gap, zero)), one, zero))
         sums = simd.add(sums, simd.where(inside, simd.magnitude(simd.sub(gap, step)), zero))
     return count, sums
 
@@ -176,7 +176,7 @@ def _search(kind, tol, least, columns, n, signs, behind, log):
         _keep(nu0, behind, COUNT)
         log[:] = -1.0
         log[0] = behind[COUNT * WIDTH]
-    before, moves, looks = nu0, going, 1
+    before, moves, looks, near = nu0, going, 1, simd.splat(SLACK * 2.0**-52)
     nu, s, q, step = nu0, s0, q0, zero
     while simd.any_lane(moves) and looks < STEPS:
         if looks > 1:
@@ -185,6 +185,9 @@ def _search(kind, tol, least, columns, n, signs, behind, log):
         nu, s, q = _sums(columns, n, signs, tau)
         step = m.newton_offset(kind, p, nu, s, q)
         moves = simd.both(simd.unequal(nu, before), simd.above(nu, limit))
+        # An entry at τ* itself may be in and out by turns.
+        far_enough = simd.above(simd.magnitude(step), simd.magnitude(tau) * near)
+        moves = simd.both(moves, far_enough)
         before = nu
         if looks < log.size:
             _keep(nu, behind, COUNT)
@@ -192,7 +195,7 @@ def _search(kind, tol, least, columns, n, signs, behind, log):
         looks += 1
     found = simd.where(going, simd.where(moves, capped, soft), other)
     tau, step = simd.where(going, tau, zero), simd.where(going, step, zero)
-    slack = simd.splat(SLACK * 2.0**-52) * (simd.magnitude(tau) + s / nu)
+    slack = near * (simd.magnitude(tau) + s / nu)
     passed, wrong = _passed(columns, n, signs, tau, step, slack)
     _keep(found, behind, KIND)
     _keep(tau, behind, AT)

@@ -169,9 +169,9 @@ else:
 
 @helper
 def _passed(a, tau, step, slack):
-    """Count and Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right.
+    """Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right.
 
-    Only where one may be is looked closely, which takes half the instructions.
+    And how many of them are above τ, so that sums there hold them, in the first place.  Only where one may be is looked closely, which takes half the instructions.
     """
     inlined()
     zero = a.dtype.type(0)
@@ -180,7 +180,8 @@ def _passed(a, tau, step, slack):
     middle, reach = simd.splat(tau + (low + half)), simd.splat(half + slack)  # for rounding
     low, high = simd.splat(low), simd.splat(high)
     far, step = simd.splat(tau), simd.splat(step)
-    count, sums = 0, simd.nothing(far)
+    nothing = simd.nothing(far)
+    count, sums = 0, nothing
     width = simd.lanes(a)
     for i in range(0, a.size, 2 * width):
         off0 = simd.magnitude(simd.sub(simd.load(a, i), middle))
@@ -189,7 +190,7 @@ def _passed(a, tau, step, slack):
             for j in range(i, i + 2 * width, width):
                 gap = simd.sub(simd.load(a, j), far)
                 inside = simd.both(simd.above(gap, low), simd.not_less(high, gap))
-                count += simd.count(inside)
+                count += simd.count(simd.both(inside, simd.above(gap, nothing)))
                 off = simd.magnitude(simd.sub(gap, step))
                 sums = simd.where(inside, simd.add(sums, off), sums)
     return float(count), simd.total(sums)
