@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import partial
@@ -297,7 +298,8 @@ class SparseAdamW:
         first = 0
         for group in self.param_groups:
             last = first + len(group["params"])
-            options = {name: group[name] for name in _SAVED} | {"params": list(range(first, last))}
+            options = copy.deepcopy({name: group[name] for name in _SAVED})  # pairs may be lists
+            options["params"] = list(range(first, last))
             if "param_names" in group:
                 options["param_names"] = list(group["param_names"])
             saved.append(options)
@@ -340,7 +342,7 @@ class SparseAdamW:
         """
         try:
             saved, states = list(state_dict["param_groups"]), dict(state_dict["state"])
-        except (TypeError, KeyError, IndexError):
+        except (TypeError, ValueError, KeyError, IndexError):
             raise TypeError(
                 'state_dict must be a dictionary with "state" and "param_groups", as state_dict() '
                 f"returns it, got {type(state_dict).__name__}"
@@ -737,7 +739,7 @@ def _loaded_options(options, group, k):
     unknown = [name for name in options if name not in (*_SAVED, "params", "param_names")]
     if unknown:
         raise ValueError(f"state_dict: parameter group {k} has the unknown option {unknown[0]!r}")
-    return {name: options[name] for name in _SAVED if name in options}
+    return {name: copy.deepcopy(options[name]) for name in _SAVED if name in options}
 
 
 def _loaded_state(saved, p, groups, place):

@@ -751,6 +751,16 @@ def test_the_state_is_a_copy():
     assert everything(o) == before
 
 
+def test_the_options_of_a_state_are_copies():
+    """Pairs may be lists."""
+    first, second = (SparseAdamW([np.ones((2, 2))], betas=[0.9, 0.99]) for _ in range(2))
+    saved = first.state_dict()
+    second.load_state_dict(saved)
+    saved["param_groups"][0]["betas"][0] = 0.0
+    for o in (first, second):
+        assert o.param_groups[0]["betas"] == [0.9, 0.99]
+
+
 def test_a_wrong_state_changes_nothing():
     o = SparseAdamW({"w": np.ones((2, 2)), "b": np.ones(3)}, reweight_every=1, l1=0.1)
     o.step([np.ones((2, 2)), np.ones(3)])
@@ -771,6 +781,7 @@ def test_a_wrong_state_changes_nothing():
         (None, TypeError, "state_dict must be a dictionary"),
         (np.array(1.5), TypeError, "state_dict must be a dictionary"),
         ({}, TypeError, "state_dict must be a dictionary"),
+        (good | {"state": "abc"}, TypeError, "state_dict must be a dictionary"),
         (changed("param_groups", value=[]), ValueError, "0 parameter groups, this optimizer has 1"),
         (changed("param_groups", 0, "params", value=[0]), ValueError, "1 parameters, .* has 2"),
         (changed("param_groups", 0, "params", value=3), TypeError, '"params" .* a list, got 3'),
