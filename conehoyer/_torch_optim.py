@@ -569,7 +569,7 @@ def _step(p, grad, state, options, gamma, kept):
         norms = _norms(p.to(_wide(p)), options.groups)
         # A tensor: a number would be multiplied by reciprocals of the norms, which may be inf.
         limit = norms.new_tensor(threshold) if gamma is None else threshold * gamma
-        factors = torch.where(norms > limit, 1.0 - limit / norms, 0.0)
+        factors = torch.where(norms <= limit, 0.0, 1.0 - limit / norms)  # NaN stays
         p.mul_(_spread(factors, options.groups, p.shape)).add_(0.0)  # no −0
 
 

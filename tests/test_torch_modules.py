@@ -1421,6 +1421,16 @@ def test_zeros_have_no_sign(make):
 
 
 @pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
+@pytest.mark.parametrize("groups", [(1, 1), (2, 1)])
+def test_blocks_that_hold_nan_become_nan(make, groups):
+    """As for NumPy arrays, nothing is hidden behind a zero."""
+    p = make(torch.tensor([[torch.nan, 1.0], [3.0, 0.0]]))
+    p.grad = torch.zeros_like(p)
+    chtorch.SparseAdamW([p], lr=0.1, l1=0.1, groups=groups).step()
+    assert torch.equal(p.isnan(), torch.tensor([[True, False], [groups[0] == 2, False]]))
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, strided])
 def test_blocks_of_zeros_get_a_weight(make):
     p = make(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     p.grad = torch.zeros_like(p)
