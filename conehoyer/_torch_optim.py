@@ -14,6 +14,7 @@ from ._torch_compile import uncompiled
 
 _OWN = ("mask", "constraint")  # no part of a saved state
 _ELSEWHERE = ("amsgrad", "maximize")  # options of AdamW that there are none of here
+_BLOCK = ("block_height", "block_width")  # of the weights in a state: numbers, as all tools take
 
 
 class SparseAdamW(torch.optim.Optimizer):
@@ -253,8 +254,13 @@ class SparseAdamW(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         state["step"] += 1
         shape, gamma = options.groups, state.get("gamma")
+        block = dict(zip(_BLOCK, optim._block_of(p.shape, shape), strict=False))
         if options.reweight_every is None or (
-            gamma is not None and tuple(gamma.shape) != optim._blocks_shape(p.shape, shape)
+            gamma is not None
+            and (
+                tuple(gamma.shape) != optim._blocks_shape(p.shape, shape)
+                or any(state.get(name, side) != side for name, side in block.items())
+            )
         ):
             gamma = None
         renew = options.reweight_every is not None and options.l1 > 0.0
@@ -281,10 +287,10 @@ class SparseAdamW(torch.optim.Optimizer):
             if renew:
                 norms = _norms(p.to(_wide(p)), shape)
                 gamma = 1.0 / (norms + options.reweight_eps)
-        if gamma is None:
-            state.pop("gamma", None)
-        else:
-            state["gamma"] = gamma
+        for name in ("gamma", *_BLOCK):
+            state.pop(name, None)
+        if gamma is not None:
+            state.update(block, gamma=gamma)
         if options.constraint is not None and state["step"] % options.constraint_every == 0:
             result = options.constraint(p)
             if not isinstance(result, torch.Tensor):

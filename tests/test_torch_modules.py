@@ -1283,6 +1283,47 @@ def test_weights_of_blocks_of_another_shape_do_not_count(dtype):
     assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_as_many_other_blocks_do_not_count(dtype):
+    """Blocks of 2 × 2 and of 3 × 3 are four each; larger ones than the tensor are the tensor."""
+    p, q = ones(4, 4, dtype=dtype), ones(4, 4, dtype=dtype)
+    optimizers = []
+    for each, every in ((p, 1), (q, None)):
+        o = chtorch.SparseAdamW([each], lr=0.1, l1=0.1, groups=(2, 2), reweight_every=every)
+        o.step()
+        o.param_groups[0].update(groups=(3, 3), reweight_every=100)
+        optimizers.append(o)
+    saved = copy.deepcopy(optimizers[0].state_dict())  # with the weights of the blocks before
+    for o in optimizers:
+        o.step()
+        assert "gamma" not in o.state[o.param_groups[0]["params"][0]]
+    assert torch.equal(p, q)
+    optimizers[0].load_state_dict(saved)
+    optimizers[0].step()
+    assert "gamma" not in optimizers[0].state[p]
+    optimizers[0].param_groups[0].update(groups=[4, 9], reweight_every=1)
+    optimizers[0].step()
+    gamma = optimizers[0].state[p]["gamma"]
+    optimizers[0].param_groups[0].update(groups=(4, 4), reweight_every=100)
+    optimizers[0].step()
+    assert torch.equal(optimizers[0].state[p]["gamma"], gamma)
+
+
+def test_weights_of_blocks_that_an_older_state_does_not_name():
+    """They are those of the saved blocks."""
+    p = ones(4, 4)
+    optimizer = chtorch.SparseAdamW([p], l1=0.1, groups=(2, 2), reweight_every=2)
+    for _ in range(2):
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    for name in ("block_height", "block_width"):
+        assert saved["state"][0].pop(name) == 2
+    gamma = optimizer.state[p]["gamma"].clone()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert torch.equal(optimizer.state[p]["gamma"], gamma)
+
+
 def test_weights_of_blocks_follow_a_conversion():
     p = ones(4, 4)
     optimizer = chtorch.SparseAdamW([p], lr=0.1, l1=0.1, groups=(2, 2), reweight_every=2)
