@@ -193,6 +193,9 @@ class BlockPattern:
         self.indptr, self.indices = indptr, indices
         return self
 
+    def __reduce__(self):  # without what is made when asked for
+        return self._of, (self.shape, self.block_shape, self.indptr, self.indices)
+
     def __repr__(self):
         return f"<{type(self).__name__}: {self._describe()}>"
 
@@ -468,6 +471,11 @@ class BlockSparse:
         view = _view(values, layout, pattern.n_blocks)
         view[:, :, : layout.height] = blocks.transpose(0, 2, 1)
         return cls(pattern, values, layout)
+
+    def __reduce__(self):
+        # Copies in other orders are made again; and how far the values reach beyond the blocks
+        # depends on the registers of this machine.
+        return self._from_blocks, (self.pattern, self.blocks())
 
     def __repr__(self):
         return f"<BlockSparse: {self.pattern._describe(f'{self.dtype}, ')}>"

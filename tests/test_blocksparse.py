@@ -1,7 +1,9 @@
 """Block-sparse matrices against dense ones in 80-bit floating point."""
 
+import copy
 import functools
 import io
+import pickle
 import re
 import subprocess
 import sys
@@ -851,6 +853,25 @@ def test_copies_are_copies():
     there.indices[:] = there.indptr[:] = 0
     np.testing.assert_array_equal(scores.to_dense(), before)
     np.testing.assert_array_equal(pattern.kept, np.eye(2))
+
+
+def test_pickled_matrices(monkeypatch):
+    """They hold no more than the blocks, and fit the machine that they are loaded on."""
+    w = sparse(np.random.default_rng(0), (37, 70), (1, 10), 0.4, np.float32)
+    x = np.random.default_rng(1).standard_normal((70, 20)).astype(np.float32)
+    bs = compress(w, (1, 10))
+    size, expected = len(pickle.dumps(bs)), bs @ x
+    assert bs.T.shape == (70, 37)
+    assert len(pickle.dumps(bs)) == size
+    for again in (pickle.loads(pickle.dumps(bs)), copy.deepcopy(bs)):
+        assert repr(again) == repr(bs)
+        np.testing.assert_array_equal(again @ x, expected)
+    monkeypatch.setattr(blocksparse.kernels, "rounded", lambda height: height + 3)
+    elsewhere = pickle.dumps(compress(w, (5, 2)))
+    monkeypatch.undo()
+    here = pickle.loads(elsewhere)
+    assert here._layout.tall == compress(w, (5, 2))._layout.tall
+    np.testing.assert_array_equal(here.to_dense(), w)
 
 
 def test_scipy_gets_empty_columns():
