@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -194,6 +195,8 @@ def test_vectors_and_stacks(block):
 def test_empty_matrices():
     assert (compress(np.zeros((0, 4)), (2, 2)) @ np.ones((4, 3))).shape == (0, 3)
     np.testing.assert_array_equal(compress(np.zeros((4, 0)), (2, 2)) @ np.ones((0, 3)), 0)
+    for order in "CF":  # more columns than a register has entries
+        assert (compress(np.zeros((0, 4)), (2, 2)) @ np.ones((4, 40), order=order)).shape == (0, 40)
     bs = compress(np.zeros((5, 7)), (3, 2))
     assert (bs.n_blocks, bs.density) == (0, 0.0)
     np.testing.assert_array_equal(bs @ np.ones((7, 2)), 0)
@@ -903,6 +906,14 @@ def test_attention_divides_by_the_root_of_the_length():
     )
 
 
+def test_attention_with_a_scale_of_zero():
+    """All that is kept counts alike: zero is not the default."""
+    v = np.arange(8.0).reshape(4, 2)
+    q = np.arange(12.0).reshape(4, 3)
+    found = BlockPattern(np.eye(2), (2, 2)).attention(q, q, v, scale=0.0)
+    np.testing.assert_array_equal(found, [[1.0, 2.0], [1.0, 2.0], [5.0, 6.0], [5.0, 6.0]])
+
+
 def test_attention_of_several_precisions_and_batches():
     rng = np.random.default_rng(2)
     pattern = BlockPattern(np.eye(2), (2, 2))
@@ -1125,6 +1136,11 @@ def test_what_is_wrong_with_a_file(monkeypatch, tmp_path):
         load(saved())
 
 
+def test_names_with_a_suffix_of_another_kind(tmp_path):
+    compress(np.eye(4), (2, 2)).save(tmp_path / "w.v2")
+    assert load(tmp_path / "w.v2").shape == (4, 4)
+
+
 def test_a_file_of_the_very_name_comes_first(tmp_path):
     compress(np.eye(4), (2, 2)).save(tmp_path / "w.npz")
     compress(np.eye(6), (2, 2)).save(tmp_path / "w.npz.npz")
@@ -1145,6 +1161,13 @@ def test_a_part_of_the_blocks_is_rounded():
     w = np.arange(1.0, 13.0).reshape(2, 6)
     for keep, count in ((0.001, 1), (0.14, 2), (0.12, 1), (0.99, 12), (0.95, 11), (1.0, 12)):
         assert np.count_nonzero(prune(w, (1, 1), keep)) == count
+
+
+@pytest.mark.parametrize(
+    ("keep", "count"), [(np.int32(3), 3), (np.float32(0.5), 6), (Fraction(1, 4), 3)], ids=str
+)
+def test_a_part_of_the_blocks_is_any_number(keep, count):
+    assert np.count_nonzero(prune(np.arange(1.0, 13.0).reshape(2, 6), (1, 1), keep)) == count
 
 
 @pytest.mark.parametrize("shrink", [False, True])
@@ -1191,6 +1214,14 @@ def test_costs_that_noise_turned_around(monkeypatch):
         per_row, per_block = blocksparse._cost.__wrapped__((8, 8), (512, 512), "float32", 3)
         assert per_row >= 0.0
         assert per_block >= max(times[1] / (4 * 64 * 64 // 10) / 10, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_costs_are_those_of_the_precision_and_the_columns(dtype, monkeypatch):
+    asked = []
+    monkeypatch.setattr(blocksparse, "_cost", lambda *args: asked.append(args[2:]) or (1.0, 1.0))
+    blocksparse.best_block_shape(np.eye(4, dtype=dtype), [(1, 1), (2, 2)], 5)
+    assert asked == [(np.dtype(dtype).name, 5)] * 2
 
 
 def test_costs_are_those_of_one_precision_and_thread(monkeypatch):
@@ -1295,6 +1326,23 @@ def test_kernels_stay_within_their_memory():
 def test_dense_matrices_are_contiguous():
     """Also where blocks reach beyond the edges."""
     assert compress(np.ones((5, 7)), (2, 3)).to_dense().flags.c_contiguous
+
+
+def test_workers_are_checked_where_one_is_enough():
+    """Every product passes them on, however small it is."""
+    bs, x = compress(np.eye(4, dtype=np.float32), (2, 2)), np.ones((4, 3), np.float32)
+    for call in (
+        functools.partial(bs.matmul, x),
+        functools.partial(bs.matmul, x[:, 0]),
+        functools.partial(bs.matmul, x.astype(float)),  # in the wider precision
+        functools.partial(bs.matmul, np.stack([x, x])),
+        functools.partial(bs.pattern.sample, x, x),
+        functools.partial(bs.pattern.attention, x, x, x),
+        bs.softmax,
+    ):
+        call(workers=2)
+        with pytest.raises(ValueError, match="workers must be"):
+            call(workers=0)
 
 
 def test_more_workers_than_rows_of_blocks(monkeypatch):
