@@ -776,7 +776,7 @@ class BlockSparse:
         high = layout.height >= lanes or not packed
         turned = not _PLAIN and high and (by_columns or n < lanes)
         upright = turned and not (packed or by_columns)
-        by_columns = turned or (by_columns and n > 1)
+        by_columns = turned or by_columns
         if out is None or not (out.T if by_columns else out).flags.c_contiguous:
             out = _empty(shape[::-1], self.dtype).T if by_columns else _empty(shape, self.dtype)
         if 0 in shape:
