@@ -1078,8 +1078,9 @@ def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSpar
         indices, indptr = indices.astype(np.intp), indptr.astype(np.intp)
         pattern = BlockPattern._of(sides, parts, indptr, indices)
         rows, columns = pattern.grid
+        kind = blocks.dtype.newbyteorder("=")
         good = (
-            blocks.dtype in _KINDS
+            kind in _KINDS
             and blocks.shape == (indices.size, *parts)
             and indptr.shape == (rows + 1,)
             and indptr[0] == 0
@@ -1092,7 +1093,7 @@ def _from_arrays(name, blocks, indices, indptr, shape, block_shape) -> BlockSpar
         raise ValueError(f"{name}: its arrays describe no block-sparse matrix")
     pattern.block_shape = height, width = _within(parts, sides)
     blocks = blocks[:, :height, :width]  # older files have blocks larger than the matrix
-    return BlockSparse._from_blocks(pattern, blocks)
+    return BlockSparse._from_blocks(pattern, blocks.astype(kind, copy=False))
 
 
 def prune(w, block_shape, keep, *, inner="l2", shrink=False, workers=None) -> np.ndarray:

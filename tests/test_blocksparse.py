@@ -1111,6 +1111,18 @@ class Trap:
         return functools.partial(setattr, Trap, "went", True), ()
 
 
+def test_files_of_the_other_byte_order():
+    """NumPy saves arrays as they lie: so they come from another machine."""
+    arrays = {"blocks": np.arange(12.0).reshape(3, 2, 2), "indices": np.array([0, 2, 1]),
+              "indptr": np.array([0, 2, 2, 3])}  # fmt: skip
+    expected = load(saved(**arrays))
+    for order in "<>":
+        turned = {name: a.astype(a.dtype.newbyteorder(order)) for name, a in arrays.items()}
+        found = load(saved(**turned))
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found @ np.eye(6), expected.to_dense())
+
+
 def test_nothing_is_unpickled():
     held = np.array([Trap()], object)
     with pytest.raises(ValueError, match="file cannot be read as"):
