@@ -826,7 +826,7 @@ def _apply(constraint, p, mask):
     result = constraint(p)
     if result is None:
         raise TypeError("constraint must return an array, got None")
-    result = np.asarray(result)
+    result = _checks.as_array(result, "what the constraint returns")
     if result.shape != p.shape or result.dtype.kind not in "fiub":
         raise ValueError(
             f"constraint must return a real array of shape {p.shape}, "

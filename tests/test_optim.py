@@ -1077,6 +1077,14 @@ def test_a_constraint_returns_real_numbers():
         SparseAdamW([w], constraint=lambda z: z + 1j).step([w.copy()])
 
 
+def test_a_constraint_returns_no_masked_array():
+    """What it masks would count."""
+    w = np.ones(3)
+    optimizer = SparseAdamW([w], constraint=lambda z: np.ma.masked_less(z, 2.0))
+    with pytest.raises(TypeError, match="what the constraint returns must not be a masked array"):
+        optimizer.step([np.zeros(3)])
+
+
 def test_names_are_saved():
     saved = SparseAdamW({"w": np.ones(2), "b": np.ones(1)}).state_dict()
     assert saved["param_groups"][0]["param_names"] == ["w", "b"]
