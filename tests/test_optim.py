@@ -594,6 +594,23 @@ def test_gradients_that_are_parameters():
     np.testing.assert_array_equal(y, b)
 
 
+def test_gradients_that_overlap_one_of_parameters_woven_into_one_another():
+    """The first reaches farther than the second, which begins within it."""
+    memory = np.arange(20.0)
+    o = SparseAdamW([memory[::2], memory[1:2]], lr=0.1)
+    o.step([np.ones(10), memory[18:19]])
+    np.testing.assert_allclose(o.state_dict()["state"][1]["exp_avg"], 0.1 * 18.0)
+    assert memory[18] < 18.0
+
+
+def test_gradients_that_are_one_of_parameters_in_any_order():
+    memory, last = np.arange(8.0), np.zeros(4)
+    o = SparseAdamW([memory[4:], memory[:4], last], lr=0.1)
+    before = memory[:4].copy()
+    o.step([np.ones(4), np.ones(4), memory[:4]])
+    np.testing.assert_allclose(o.state_dict()["state"][2]["exp_avg"], 0.1 * before)
+
+
 def test_parameters_may_be_woven_into_one_another():
     w, expected = np.ones((5, 8)), np.ones((5, 8))
     g = np.arange(40.0).reshape(5, 8)
@@ -997,6 +1014,13 @@ def test_wrong_names_and_changed_parameters():
         o.step({"w": np.ones((2, 3))})
 
 
+def test_masks_clear_nothing_where_a_later_group_is_wrong():
+    w, b = np.ones(3), np.ones(3)
+    with pytest.raises(ValueError, match="lr must be"):
+        SparseAdamW([{"params": [w], "mask": [w < 1]}, {"params": [b], "lr": -1.0}])
+    np.testing.assert_array_equal(w, 1.0)
+
+
 def test_biases_beside_blocks():
     w, b = np.ones((4, 3)), np.ones(3)
     o = SparseAdamW([{"params": [w]}, {"params": [b], "l1": 0.0}], l1=1.0, groups=(4, 1))
@@ -1022,6 +1046,17 @@ def test_a_mask_that_is_given_later_is_checked():
     group["mask"] = None
     optimizer.step([np.ones(50)])
     assert p[0] < 0.0
+
+
+def test_parameters_that_are_too_hard_to_tell_apart(monkeypatch):
+    """They are taken: to find out for views woven into one another may take for ever."""
+
+    def shares_memory(*args, max_work):
+        raise np.exceptions.TooHardError
+
+    monkeypatch.setattr(np, "shares_memory", shares_memory)
+    memory = np.ones(8)
+    SparseAdamW([memory[::2], memory[1::2]])
 
 
 def test_parameters_that_share_one_entry():
