@@ -41,8 +41,8 @@ class SparseAdamW(torch.optim.Optimizer):
     groups : tuple of two ints, default (1, 1)
         Rows and columns of a block, in the last two axes.
     reweight_every : int or None, default None
-        After every so many steps each block gets the weight ``1/(‖w‖ + reweight_eps)``.  With
-        None, and until then, it is 1.
+        After every so many steps, if l1 > 0 then, each block gets the weight
+        ``1/(‖w‖ + reweight_eps)``.  With None, and until then, it is 1.
     reweight_eps : float, default 1e-3
         Positive.
     mask : dict of Tensor or str to Tensor, or list of Tensor or None, optional

@@ -58,9 +58,9 @@ class SparseAdamW:
         threshold.  Blocks at the edges may be smaller.  Where l1 > 0, parameters with less
         than two dimensions take (1, 1) only.
     reweight_every : int or None, default None
-        After every so many steps of a parameter, ``γ_B = 1/(‖w_B‖ + reweight_eps)``.
-        Until then, and with None, γ_B = 1; a number greater than the steps to come keeps the
-        weights that there are.
+        After every so many steps of a parameter, if l1 > 0 then,
+        ``γ_B = 1/(‖w_B‖ + reweight_eps)``.  Until then, and with None, γ_B = 1; a number greater
+        than the steps to come keeps the weights that there are.
     reweight_eps : float, default 1e-3
         At least 2⁻¹²⁶; a zero block gets the weight 1/reweight_eps.
     mask : list or dict of ndarray of bool or None, optional

@@ -1112,6 +1112,12 @@ def test_a_constraint_returns_real_numbers():
         SparseAdamW([w], constraint=lambda z: z + 1j).step([w.copy()])
 
 
+def test_what_a_constraint_returns_beyond_the_mask_does_not_count():
+    w, mask = np.ones(3), np.array([True, False, True])
+    SparseAdamW([w], mask=[mask], constraint=lambda z: np.where(mask, 2.0, np.nan)).step([w])
+    np.testing.assert_array_equal(w, [2.0, 0.0, 2.0])
+
+
 def test_a_constraint_returns_no_masked_array():
     """What it masks would count."""
     w = np.ones(3)
