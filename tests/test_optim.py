@@ -1012,6 +1012,10 @@ def test_wrong_names_and_changed_parameters():
     w.flags.writeable = False
     with pytest.raises(ValueError, match="parameter 'w' has become read-only"):
         o.step({"w": np.ones((2, 3))})
+    w.flags.writeable = True
+    w.resize((3, 2), refcheck=False)
+    with pytest.raises(ValueError, match=r"parameter 'w' has become .* or changed its shape"):
+        o.step({"w": np.ones((3, 2))})
 
 
 def test_masks_clear_nothing_where_a_later_group_is_wrong():
@@ -1124,6 +1128,47 @@ def test_a_constraint_returns_no_masked_array():
     optimizer = SparseAdamW([w], constraint=lambda z: np.ma.masked_less(z, 2.0))
     with pytest.raises(TypeError, match="what the constraint returns must not be a masked array"):
         optimizer.step([np.zeros(3)])
+
+
+def test_loading_keeps_the_groups():
+    """A schedule may hold on to them; masks and constraints stay as well."""
+    w, mask = np.ones(3), np.array([True, False, True])
+    o = SparseAdamW([w], mask=[mask], constraint=np.abs)
+    groups, group = o.param_groups, o.param_groups[0]
+    o.load_state_dict(SparseAdamW([np.ones(3)], lr=0.5).state_dict())
+    assert o.param_groups is groups
+    assert groups[0] is group
+    assert group["lr"] == 0.5
+    assert group["constraint"] is np.abs
+    np.testing.assert_array_equal(group["mask"][0], mask)
+
+
+@pytest.mark.parametrize(
+    "params", [{"w": np.ones(2)}, [np.ones(2)]], ids=["to names", "from names"]
+)
+def test_a_state_goes_between_names_and_none(params):
+    w = np.ones(2)
+    o, other = (
+        SparseAdamW(params, lr=0.5),
+        SparseAdamW([w] if isinstance(params, dict) else {"w": w}),
+    )
+    other.step([w])
+    o.load_state_dict(other.state_dict())
+    assert o.state_dict()["state"][0]["step"] == 1
+
+
+def test_weights_of_blocks_do_not_count_where_nothing_is_shrunk():
+    """There are fewer of them than entries, which are taken one by one then."""
+    results = []
+    for gamma in (None, np.full((2, 2), np.nan)):
+        p = np.arange(1.0, 17.0).reshape(4, 4)
+        moments = np.zeros((2, 4, 4))
+        optim._step_in_place(
+            p, p.copy(), *moments, 1, lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2,
+            l1=0.0, groups=(2, 2), gamma=gamma, mask=None, workers=1,
+        )  # fmt: skip
+        results.append(p)
+    np.testing.assert_array_equal(*results)
 
 
 def test_names_are_saved():

@@ -722,6 +722,7 @@ def test_a_layer_whose_weight_was_read_can_be_copied():
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
         assert np.array_equal(other.matrix.to_dense(), layer.matrix.to_dense())
+        assert type(other.weight) is type(layer.weight)  # so that no encoder passes it by
 
 
 def test_copies_of_the_dense_weights_are_plain_tensors():
@@ -1364,6 +1365,25 @@ def test_gradients_that_overlap_a_parameter_farther_on():
     optimizer = chtorch.SparseAdamW([x, y], lr=0.1)
     optimizer.step()
     torch.testing.assert_close(optimizer.state[y]["exp_avg"], 0.1 * wanted)
+
+
+def test_gradients_that_overlap_a_strided_parameter():
+    """Which reaches farther than its entries take."""
+    room = torch.arange(8.0)
+    x, y = torch.nn.Parameter(room[::2]), ones(1)
+    x.grad, y.grad = torch.ones(4), room[6:7]
+    optimizer = chtorch.SparseAdamW([x, y], lr=0.1)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[y]["exp_avg"], torch.tensor([0.6]))
+    assert room[6] < 6.0
+
+
+def test_a_constraint_is_no_part_of_a_state():
+    """It may be a function that cannot be pickled."""
+    optimizer = chtorch.SparseAdamW([ones(3)], constraint=lambda w: w)
+    pickle.dumps(optimizer.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["constraint"] is not None
 
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
