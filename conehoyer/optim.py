@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _checks, _dispatch
+from . import _checks
 from . import _math as m
 from ._cpu import optim as kernels
 from ._threads import resolve_workers, run_split
@@ -409,8 +409,6 @@ class SparseAdamW:
         state = self._state[place]
         if not p.flags.writeable or (state is not None and state.first.shape != p.shape):
             raise ValueError(f"{label} has become read-only or changed its shape")
-        if _dispatch.on_device(grad):
-            raise TypeError(f"the gradient of {label} lies on a GPU, the parameter does not")
         array = _checks.as_array(grad, f"the gradient of {label}")
         if array.dtype.kind not in "fiub":
             raise TypeError(f"the gradient of {label} must be real, got dtype {array.dtype}")

@@ -1003,6 +1003,20 @@ def test_wrong_gradients(grads, error, match):
     assert everything(o) == before
 
 
+class OnGPU:
+    """NumPy would take it, by a copy to the host."""
+
+    __cuda_array_interface__ = {"shape": (2,), "typestr": "<f8", "data": (4096, False)}  # noqa: RUF012
+
+    def __array__(self, dtype=None, copy=None):
+        return np.ones(2)
+
+
+def test_gradients_on_a_gpu_are_refused():
+    with pytest.raises(TypeError, match="the gradient of parameter 0 lies on a GPU"):
+        SparseAdamW([np.ones(2)]).step([OnGPU()])
+
+
 def test_wrong_names_and_changed_parameters():
     w = np.ones((2, 3))
     o = SparseAdamW({"w": w})
