@@ -121,6 +121,24 @@ def test_a_bad_gradient_changes_nothing():
             assert torch.equal(value["exp_avg"], state["state"][key]["exp_avg"])
 
 
+def test_a_first_step_that_fails_leaves_no_state():
+    p = ones(3)
+    p.grad[0] = torch.nan
+    optimizer = chtorch.SparseAdamW([p])
+    with pytest.raises(ValueError, match="must be finite"):
+        optimizer.step()
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_a_gradient_of_another_precision():
+    """Which a parameter keeps whose data are replaced."""
+    p = ones(3, dtype=torch.bfloat16)
+    p.data = p.data.float()
+    assert p.grad.dtype == torch.bfloat16
+    chtorch.SparseAdamW([p], lr=0.5, weight_decay=0.0).step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), 0.5))
+
+
 def test_states_go_round():
     params, others = parameters(), parameters()
     make = {"lr": 0.05, "l1": 0.1, "reweight_every": 2, "constraint": None}
@@ -777,6 +795,13 @@ def test_a_layer_with_a_side_of_zero(into, out, bias):
         assert torch.equal(layer.bias.grad, torch.full((out,), 3.0))
 
 
+def test_a_class_that_is_derived_makes_its_own():
+    class Own(chtorch.BlockSparseLinear):
+        pass
+
+    assert type(Own.from_linear(torch.nn.Linear(4, 4), (2, 2))) is Own
+
+
 def test_a_frozen_bias_stays_frozen():
     dense = torch.nn.Linear(4, 4)
     dense.bias.requires_grad_(False)
@@ -1065,6 +1090,9 @@ def test_converting_a_layer_converts_all_of_it():
     layer.double()
     assert layer.weight.dtype == layer.bias.dtype == torch.float64
     assert layer.matrix.dtype == np.float64
+    layer.float()
+    assert layer.weight.dtype == layer.bias.dtype == torch.float32
+    assert layer.matrix.dtype == np.float32
 
 
 @pytest.mark.parametrize("training", [True, False])
