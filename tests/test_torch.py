@@ -1063,6 +1063,18 @@ def test_float32_gradients_of_large_groups():
     assert error <= 2e-6
 
 
+def test_float32_gradients_of_groups_whose_largest_entries_differ_little():
+    """They are known exactly, so that they do not tie as sums do."""
+    y, g = 0.1 * normal(8, 12), normal(8, 12, seed=1)
+    y[3] = 1.0 + 2.0**-22 * np.arange(12)
+    found = []
+    for dtype in torch.float32, torch.float64:
+        x = leaf(y.astype(np.float32), dtype)
+        ch.project_bilevel(x, 6.0).backward(torch.tensor(g, dtype=dtype))
+        found.append(x.grad.double())
+    assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
+
+
 @pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("shape", [(4, 8), (5, 8)])
 def test_a_jacobian_of_many_gradients_at_once(shape, inner):
