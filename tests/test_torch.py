@@ -1375,3 +1375,21 @@ def test_autograd_sees_that_out_was_written_where_x_may_be(name):
     getattr(ch, name)(x, CALLS[name], out=out, overwrite_x=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward()
+
+
+def test_autograd_sees_that_out_was_written_before_an_error():
+    """The rows before the one that is not finite."""
+    w, x, out = torch.ones(3, 4, requires_grad=True), torch.randn(3, 4), torch.randn(3, 4)
+    x[2, 3] = torch.nan
+    y = (w * out).sum()
+    with pytest.raises(ValueError, match="finite"):
+        ch.project_cai(x, 1.5, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_overwriting_what_cannot_hold_the_result():
+    x = torch.arange(5)
+    result = ch.project_cai(x, 2.0, overwrite_x=True)
+    np.testing.assert_array_equal(result.numpy(), ch.project_cai(np.arange(5), 2.0))
+    assert torch.equal(x, torch.arange(5))
