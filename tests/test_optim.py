@@ -518,6 +518,23 @@ def test_nan_among_the_weights_stays(groups, dtype):
     np.testing.assert_array_equal(np.isnan(w), bad)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 6), (4, 70)], ids=str)
+@pytest.mark.parametrize("groups", [(1, 32), (3, 1), (2, 16)], ids=str)
+def test_blocks_with_an_infinite_weight_stay(shape, groups, dtype):
+    """They shrink by nothing, and their weight is zero."""
+    w = np.ones(shape, dtype)
+    o = SparseAdamW([w], lr=0.1, l1=0.1, weight_decay=0.0, groups=groups, reweight_every=1)
+    w[1, 5] = np.inf
+    before = w.copy()
+    o.step([np.zeros_like(w)])
+    gamma = o.state_dict()["state"][0]["gamma"]
+    for name, block in blocks_of(shape, groups):
+        infinite = np.isinf(before[block]).any()
+        assert np.array_equal(w[block], before[block]) == infinite
+        assert (gamma[name] == 0.0) == infinite
+
+
 # --- parameter groups and gradients ----------------------------------------------------
 
 
