@@ -2,8 +2,9 @@
 
 On a row of few entries a search takes no longer than the way in and out, and most of its registers
 is empty.  So some rows become columns, in float64, and are searched in step: by Newton's steps from
-the left, until the support is the same twice, or they no longer lead anywhere.  Of few entries that takes few passes, and no branch
-depends on a single row.  Those where rounding might matter are left to `short`.
+the left, until the support is the same twice, or a step leads nowhere.  Of few entries that takes
+few passes, and no branch depends on a single row.  Those where rounding might matter are left to
+`short`.
 """
 
 import math

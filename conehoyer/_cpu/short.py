@@ -171,7 +171,8 @@ else:
 def _passed(a, tau, step, slack):
     """Σ|(a − τ) − step| of the entries from τ to τ + step, or `slack` further right.
 
-    And how many of them are above τ, so that sums there hold them, in the first place.  Only where one may be is looked closely, which takes half the instructions.
+    And how many of them are above τ, in the sums there.  Only where one may be is looked closely,
+    which takes half the instructions.
     """
     inlined()
     zero = a.dtype.type(0)
