@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 _workers = contextvars.ContextVar("conehoyer_workers", default=1)
+MOST = 1 << 40  # more threads than parts; a kernel takes no integer beyond 64 bits
 DEALT_FROM = 1 << 20  # bytes of data below which dealing out a loop takes longer than one thread
 NOBODY = np.zeros((0, 16), np.int64)  # desks of no threads
 _lock = threading.Lock()
@@ -51,7 +52,7 @@ def resolve_workers(workers: int | None) -> int:
             f"workers must be a positive integer, or negative down to -{_available()} to "
             f"count from all processors that the process may use, got {workers!r}"
         )
-    return count
+    return min(count, MOST)
 
 
 @contextlib.contextmanager

@@ -204,6 +204,27 @@ def test_fork_after_a_call_with_several_workers():
     assert run(FORK, **SHARED) == "ok"
 
 
+FORK_WHILE_STARTING = """
+import faulthandler, os, warnings
+from conehoyer import _threads
+warnings.simplefilter("ignore", DeprecationWarning)
+_threads._lock.acquire()  # another thread is about to start them
+pid = os.fork()
+if pid == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    _threads.run_split(lambda first, last: None, 2, 2)
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork_while_another_thread_starts_the_threads():
+    """Nobody in the child would ever let go of the lock."""
+    assert run(FORK_WHILE_STARTING, **SHARED) == "0"
+
+
 THREADS = """
 import faulthandler, threading, numpy as np, conehoyer
 faulthandler.dump_traceback_later(120, exit=True)

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
+import conehoyer as ch
 from conehoyer import _threads, get_workers, set_workers
 
 
@@ -77,6 +78,47 @@ def test_nothing_is_kept_alive():
             return
         threading.Event().wait(0.05)
     raise AssertionError("a thread holds on to the array")
+
+
+def test_no_error_is_kept_alive():
+    """With its traceback it has the arrays of the call."""
+    kept = []
+
+    def task(first, last):
+        array = np.zeros(4)
+        kept.append(weakref.ref(array))
+        raise ValueError(array)
+
+    with pytest.raises(ValueError):
+        _threads.run_split(task, 4, 2)
+    for _ in range(200):
+        gc.collect()
+        if all(array() is None for array in kept):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("a thread holds on to an error")
+
+
+def test_more_workers_than_any_integer():
+    assert _threads.resolve_workers(10**30) >= 2**31
+    x = np.random.default_rng(0).standard_normal(1 << 20)  # the threads share it
+    got = ch.project_cai(x, 9e4, workers=10**30)
+    np.testing.assert_array_equal(got, ch.project_cai(x, 9e4))
+
+
+ONE_PROCESSOR = """
+import os
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+from conehoyer import get_workers, set_workers
+with set_workers(-1):
+    print(get_workers())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to choose processors")
+def test_processors_that_the_process_must_not_use_do_not_count():
+    done = subprocess.run([sys.executable, "-c", ONE_PROCESSOR], capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
 
 
 AT_ONCE = """
