@@ -270,15 +270,14 @@ def _targets(slices, x, out, overwrite_x):
             targets.append(_checks.target(s, part, z, goal, overwrite_x))
         except (TypeError, ValueError) as error:
             raise type(error)(f"out[{i}]: {error}") from None
+    if out is not None:
+        _check_apart([goal.array for _, goal in targets])
     writes = [goal.rows for _, goal in targets]
     order = sorted(range(len(writes)), key=lambda i: _span(writes[i]))
     spans = [_span(writes[i]) for i in order]
     for k in range(1, len(spans)):
-        if spans[k][0] < spans[k - 1][1]:
-            if out is None:  # arrays of x share memory: there is no place to overwrite
-                return _targets(slices, x, None, False)
-            i, j = sorted((order[k - 1], order[k]))
-            raise ValueError(f"out[{i}] and out[{j}] must not overlap")
+        if spans[k][0] < spans[k - 1][1]:  # arrays of x share memory: no place to overwrite
+            return _targets(slices, x, None, False)
     starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     for i, (z, goal) in enumerate(targets):
         first, last = _span(z)
@@ -286,6 +285,28 @@ def _targets(slices, x, out, overwrite_x):
         if any(j != i for j in met):
             targets[i] = z.copy(), replace(goal, in_place=False)
     return targets
+
+
+def _check_apart(out):
+    """Raise where two arrays share memory, also those that the kernels don't write themselves."""
+    bounds = [_bounds(array) for array in out]
+    met = []  # those that reach beyond where the next one begins
+    for i in sorted(range(len(out)), key=bounds.__getitem__):
+        met = [j for j in met if bounds[j][1] > bounds[i][0]]
+        for j in met:
+            if np.shares_memory(out[i], out[j]):
+                raise ValueError(f"out[{min(i, j)}] and out[{max(i, j)}] must not overlap")
+        met.append(i)
+
+
+def _bounds(array):
+    """First address and the address after the last, of any strides; nothing if it is empty."""
+    start = array.__array_interface__["data"][0]
+    if array.size == 0:
+        return start, start
+    reach = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    low, high = (sum(f(way, 0) for way in reach) for f in (min, max))
+    return start + low, start + high + array.itemsize
 
 
 def _span(rows):

@@ -542,6 +542,11 @@ def test_out_and_overwrite_of_lists():
     out = [pool[:5], pool[5:2005], pool[2005:]]
     same(project_gsp(y, 0.7, out=out))
 
+    # for some of the results only
+    got = project_gsp(x, 0.7, out=[None, out[1], None])
+    assert got[1] is out[1]
+    same(got)
+
     # one array twice: there is no place to overwrite
     y = x[1].copy()
     got = project_gsp([y, y], 0.7, overwrite_x=True)
@@ -692,6 +697,27 @@ def test_errors():
     out = np.ones(4)
     with pytest.raises(ValueError, match=r"out\[0\] and out\[1\] must not overlap"):
         project_gsp(list(x), 0.5, out=[out[:3], out[1:]])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("step", [1, 2, -1, -2])
+def test_results_that_would_lie_over_each_other(dtype, step):
+    """Also where they are computed elsewhere, and copied: the last would be all that is left."""
+    x = [make("gaussian", 6, seed).astype(dtype) for seed in range(4)]
+    memory = np.full(99, 7.0, dtype)
+
+    def out(*places):
+        return [memory[40 + k :][: 6 * step : step] if step > 0 else memory[k : 40 + k][::step][:6]
+                for k in places]  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"out\[1\] and out\[3\] must not overlap"):
+        project_gsp(x, 0.5, out=out(0, 14, 28, 14 + 5 * abs(step)))
+    with pytest.raises(ValueError, match=r"out\[0\] and out\[2\] must not overlap"):
+        project_gsp(x, 0.5, out=out(28, 0, 28, 14))
+    np.testing.assert_array_equal(memory, 7.0)
+    goals = out(0, 14, 28, 14 + (1 if abs(step) == 2 else 6))  # one between another's entries
+    for got, expected in zip(project_gsp(x, 0.5, out=goals), project_gsp(x, 0.5), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("sparseness", [1e-6, 1e-7, 1e-8])
