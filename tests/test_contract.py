@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import sys
 import tracemalloc
 import warnings
 import weakref
@@ -403,6 +404,58 @@ def test_byte_swapped(kind, method, dtype):
     out = np.empty_like(got)
     assert project(kind, swapped, method=method, out=out) is out
     np.testing.assert_array_equal(out, expected)
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_unaligned_memory(kind, method, axis, dtype):
+    """Of x and of the result, across the memory as well."""
+
+    def unaligned(like):
+        memory = np.zeros(like.nbytes + 1, np.uint8)[1:].view(dtype).reshape(like.shape)
+        memory[...] = like
+        assert not memory.flags.aligned
+        return memory
+
+    x = make("gaussian", 60).reshape(5, 12).astype(dtype)
+    expected = project(kind, x, axis=axis, method=method)
+    y = unaligned(x)
+    np.testing.assert_array_equal(project(kind, y, axis=axis, method=method), expected)
+    np.testing.assert_array_equal(y, x)
+    for source in (x, y):
+        out = unaligned(np.full_like(x, 7))
+        assert project(kind, source, axis=axis, method=method, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+    project(kind, y, axis=axis, method=method, out=y)
+    np.testing.assert_array_equal(y, expected)
+
+
+@every_function
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", "<f2", "<f4", "<f8"])
+def test_byte_order_does_not_change_what_counts_as_feasible(kind, dtype):
+    """The slack is that of the dtype: projecting twice changes nothing."""
+    for seed in range(20):
+        once = project(kind, make("gaussian", 300, seed).astype(dtype))
+        twice = project(kind, once.astype(dtype))
+        np.testing.assert_array_equal(twice, once)
+
+
+@every_method
+@pytest.mark.parametrize("axis", [0, 1])
+def test_read_only_memory_compiles_nothing_anew(kind, method, axis):
+    """Numba has a kernel for what is read-only: that would take seconds."""
+    x = make("gaussian", 60).reshape(5, 12)
+
+    def compiled():
+        kernels = (vars(m) for name, m in sys.modules.items() if name.startswith("conehoyer._cpu"))
+        return sum(len(getattr(k, "overloads", ())) for names in kernels for k in names.values())
+
+    project(kind, x, axis=axis, method=method)
+    before = compiled()
+    x.flags.writeable = False
+    project(kind, x, axis=axis, method=method)
+    assert compiled() == before > 0
 
 
 @every_method
@@ -1126,6 +1179,11 @@ def test_norms_whose_ratio_is_no_number_are_refused(l1, l2):
     """With the error alone: no warning of the division."""
     with pytest.raises(ValueError, match="no vector of length 3 has these norms"):
         ch.project_hoyer([3.0, 2.0, 1.0], l1=l1, l2=l2)
+
+
+@pytest.mark.parametrize("l2", [0.0, 0, [0.0]])
+def test_a_norm_of_zero_is_not_the_norm_of_the_data(l2):
+    np.testing.assert_array_equal(ch.project_hoyer([[3.0, 2.0, 1.0]], 0.5, l2=l2), 0.0)
 
 
 def test_both_norms_zero():

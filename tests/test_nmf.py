@@ -405,6 +405,7 @@ W0, H0 = np.ones((4, 2)), np.ones((2, 3))
         ({"rng": -1}, ValueError, "rng must be None, a seed or .* got -1"),
         ({"rng": 1.5}, TypeError, "rng must be None, a seed or .* got 1.5"),
         ({"rank": 10**50}, ValueError, "rank must be at most .* got 1000"),
+        ({"rank": np.ones(2)}, TypeError, r"rank must be an integer, got an array of .* \(2,\)"),
         ({"level_w": [[2.0], [2.0, 2.0]]}, ValueError, "level_w is no array"),
     ],
 )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_no_error_is_kept_alive():
         kept.append(weakref.ref(array))
         raise ValueError(array)
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="0"):
         _threads.run_split(task, 4, 2)
     for _ in range(200):
         gc.collect()
@@ -97,6 +98,22 @@ def test_no_error_is_kept_alive():
             return
         threading.Event().wait(0.05)
     raise AssertionError("a thread holds on to an error")
+
+
+def test_keywords_of_a_part_are_not_lost(monkeypatch):
+    """A desk has no place for them."""
+    _, desks, waiting = _threads._start()
+    handed, seen = [], []
+    monkeypatch.setattr(waiting, "hand_out", lambda *given: handed.append(given))
+
+    def task(add, first, last, times=1):
+        seen.extend(times * i + add for i in range(first, last))
+
+    _threads.run_split(partial(task, 1), 4, 2)
+    assert handed == [(task, (1,), ((0, 2), (2, 4)), desks)]
+    _threads.run_split(partial(task, 5, times=10), 4, 2)
+    assert len(handed) == 1
+    assert sorted(seen) == [1, 2, 3, 4, 5, 15, 25, 35]
 
 
 def test_more_workers_than_any_integer():
