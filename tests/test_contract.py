@@ -766,6 +766,19 @@ def test_workers_do_not_change_a_bit(kind):
             assert project(kind, x, value).tobytes() == one
 
 
+@every_method
+@pytest.mark.usefixtures("every_array_is_large")
+def test_workers_share_the_rows_by_every_method(kind, method):
+    x = make("gaussian", 280).reshape(7, 40)
+    values = np.linspace(0.3, 0.9, 7) if kind == "hoyer" else np.linspace(1.0, 9.0, 7)
+    expected, told = project(kind, x, values, method=method, full_output=True)
+    for workers in (2, 3, 7, 9):
+        got, info = project(kind, x, values, method=method, workers=workers, full_output=True)
+        np.testing.assert_array_equal(got, expected)
+        for field in INFO_FIELDS:
+            np.testing.assert_array_equal(getattr(info, field), getattr(told, field), field)
+
+
 def test_set_workers_is_a_context():
     before = ch.get_workers()
     assert before == 1
