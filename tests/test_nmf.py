@@ -239,6 +239,8 @@ def test_starts():
     assert start.n_iter == 0
     assert start.error < np.linalg.norm(x)
     fitted = run(x, 3, init=(None, factors(60, 40, 3)[1]))
+    listed = run(x, 3, init=[None, factors(60, 40, 3)[1]])
+    np.testing.assert_array_equal(listed.W, fitted.W)
     assert fitted.error_history[0] == pytest.approx(np.linalg.norm(x))
     for init in ("nndsvd", "random"):  # more components than either side has entries
         got = run(x[:5, :4], 7, init=init, max_iter=300)
@@ -302,6 +304,13 @@ def test_the_callback_sees_the_state_and_stops():
     assert got.n_iter == 3
     assert not got.converged
     assert "callback" in got.message
+
+
+def test_the_callback_is_told_of_convergence():
+    told = []
+    got = nmf_hals(noisy(), 2, tol=1e-3, callback=lambda k, state: told.append(state.converged))
+    assert got.converged
+    assert told == (got.n_iter - 1) * [False] + [True]
 
 
 def test_the_cap_warns():

@@ -389,6 +389,10 @@ desks[0, waiting.STATE] = waiting.READY  # one is not enough, and is left as it 
 assert not waiting.hand_out(fill, given, parts, desks)
 assert desks[:, waiting.STATE].tolist() == [waiting.READY, 0, 0]
 desks[0] = 0
+desks[2, waiting.STATE] = waiting.READY  # nor does anybody seem to be there who is not
+assert not waiting.hand_out(fill, given, parts, desks)
+assert desks[:, waiting.STATE].tolist() == [0, 0, waiting.READY]
+desks[2] = 0
 
 threads = [threading.Thread(target=serve, args=(desk,), daemon=True) for desk in desks]
 for thread in threads:
