@@ -327,6 +327,14 @@ def test_verbose(capsys):
     assert "30 iterations" in capsys.readouterr().out
 
 
+def test_verbose_says_something_once_a_second(capsys, monkeypatch):
+    ticks = iter(np.arange(0.0, 99.0, 0.4))
+    monkeypatch.setattr("conehoyer.nmf.perf_counter", lambda: next(ticks))
+    run(noisy(), 2, verbose=True, max_iter=10)
+    said = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == [*(f"nmf_hals: iteration {k}" for k in (3, 6, 9)), "nmf_hals: 10 iterations"]
+
+
 @pytest.mark.parametrize("factor", [2.0**-600, 2.0**600])
 def test_units(factor):
     x = noisy()
