@@ -276,7 +276,7 @@ def nmf_hals(
     if not accelerated:
         alpha = 0.0
     with np.errstate(under="ignore"):  # of what is nothing beside the rest
-        data = make_data(x, check_finite)
+        data = make_data(x, bool(check_finite))
         with data.active():
             wt, h, units = _start(init, rank, data, update_h, rng)
             run = make_run(

@@ -313,6 +313,12 @@ def test_the_callback_is_told_of_convergence():
     assert told == (got.n_iter - 1) * [False] + [True]
 
 
+@pytest.mark.parametrize("option", [False, 0, None, np.False_])
+def test_an_option_that_counts_as_false(option):
+    got = run(np.array([[1.0, np.nan], [1.0, 1.0]]), 1, check_finite=option, max_iter=2)
+    assert np.isnan(got.error)
+
+
 def test_the_cap_warns():
     x = noisy()
     with pytest.warns(ch.ConvergenceWarning, match="max_iter=2"):
