@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import conehoyer as ch
-from conehoyer import GSPInfo, project_gsp
+from conehoyer import GSPInfo, _checks, gsp, project_gsp
 
 LD = np.longdouble
 TARGETS = [0.1, 0.3, 0.5, 0.75, 0.9, 0.99]
@@ -566,6 +566,18 @@ def test_workers_do_not_change_a_bit():
             for a, b in zip(one, project_gsp(vectors, sparseness, workers=workers), strict=True):
                 assert a.tobytes() == b.tobytes()
             assert rows.tobytes() == project_gsp(matrix, sparseness, workers=workers).tobytes()
+
+
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_each_piece_is_one_workers(workers):
+    """Two that go over the same entries could be at them at once."""
+    x = [np.ones(n) for n in (5, 70_000, 1, 50_000)]
+    slices, seen = [_checks.slices(v, None) for v in x], []
+    group = gsp._Group.of(slices, gsp._targets(slices, x, None, False), workers)
+    group.each(lambda b, i, j: seen.extend((b.place, k) for k in range(i, j)), lambda b: (b,))
+    assert sorted(seen) == [(b.place, k) for b in group.blocks for k in range(b.pieces)]
+    assert max(k for _, k in seen) > 2
 
 
 @pytest.mark.parametrize("exponent", [-900, -400, -1, 3, 500, 1000])
