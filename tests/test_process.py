@@ -373,6 +373,11 @@ def fail(names, first, last):
     if first >= names[0]:
         raise ValueError("a kernel of the library raises nothing but MemoryError")
 
+@kernel
+def fail_before(names, first, last):
+    if first < names[0]:
+        raise ValueError("as above")
+
 COUNT = 3
 desks, posted = np.zeros((COUNT, waiting.DESK), np.int64), np.zeros(1, np.int64)
 parts = (0, 5), (5, 8), (8, 12), (12, 20)
@@ -448,14 +453,17 @@ assert fail_at(0)
 assert not fail_at(2)
 until_all_came(lambda: fail_at(1))
 
-def fails(least):
+def fails(called, edge, parts=((0, 1), (1, 2))):
     try:
-        return waiting.hand_out(fail, (np.array([least]),), ((0, 1), (1, 2)), desks)
+        assert not waiting.hand_out(called, (np.array([edge]),), parts, desks)
+        return False
     except MemoryError:
         return True
 
-until_all_came(lambda: fails(1))  # at the desk
-until_all_came(lambda: fails(0))  # here as well
+until_all_came(lambda: fails(fail, 1))  # at the desk
+until_all_came(lambda: fails(fail, 0))  # here as well
+until_all_came(lambda: fails(fail_before, 1))  # here alone
+until_all_came(lambda: fails(fail_before, 2, ((2, 3), (1, 2), (4, 5))))  # at the first desk alone
 posted[0] = 1
 for thread in threads:
     thread.join(30)
