@@ -1278,6 +1278,15 @@ def test_the_report_on_nothing(kind, method):
     np.testing.assert_array_equal(info.converged, [True] * 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "method"), [(k, m) for k in ("ball", "simplex") for m in METHODS[k]]
+)
+def test_the_report_on_what_was_not_searched(kind, method):
+    for n in (3, 50, 5000):
+        _, info = project(kind, make("gaussian", n), 0.0, method=method, full_output=True)
+        assert np.all(info.support >= 0)
+
+
 @every_function
 def test_methods_of_other_functions_are_unknown(kind):
     others = {method for methods in METHODS.values() for method in methods} - {*METHODS[kind]}
