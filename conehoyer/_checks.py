@@ -163,6 +163,13 @@ def rows(s: Slices) -> np.ndarray:
 
 def in_order(array, work) -> np.ndarray:
     """The array in C order and the dtype of the computation."""
+    if array.dtype == np.float16 and array.flags.aligned:
+        from ._cpu import halves
+
+        if halves.NATIVE:
+            result, bits = np.empty(array.shape, work), np.ascontiguousarray(array).view(np.uint16)
+            halves.widen(borrowed(bits).reshape(-1), result.reshape(-1))
+            return result
     with np.errstate(over="ignore", under="ignore"):  # of long double; they become inf, or 0
         return np.ascontiguousarray(array, dtype=work)
 
@@ -293,6 +300,17 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 
 def fill(result, values):
     """Copy values into a result, whose dtype may be narrower."""
+    if result.dtype == np.float16 and values.flags.c_contiguous:
+        from ._cpu import halves
+
+        if halves.NATIVE:
+            bits = np.empty(values.shape, np.uint16)
+            if result.flags.carray:
+                bits = result.view(np.uint16)
+            halves.narrow(values.reshape(-1), bits.reshape(-1))
+            if not result.flags.carray:
+                result[...] = bits.view(np.float16).reshape(result.shape)
+            return
     with np.errstate(over="ignore", under="ignore"):  # of float16; they become inf, or 0
         result[...] = values.reshape(result.shape)
 

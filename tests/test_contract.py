@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 import warnings
 import weakref
+from functools import partial
 from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import conehoyer as ch
 from conehoyer import _checks
+from conehoyer._cpu import halves
 
 # name -> (function, its constraint as a keyword, a usual value)
 FUNCTIONS = {
@@ -1560,3 +1562,58 @@ def test_an_input_that_has_to_be_converted_takes_no_more_memory_than_the_result(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.2 * result.nbytes
+
+
+@pytest.mark.skipif(not halves.NATIVE, reason="this machine leaves float16 to NumPy")
+def test_halves_are_converted_as_numpy_does():
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    expected = bits.view(np.float16).astype(np.float32)
+    wide = np.empty_like(expected)
+    halves.widen(bits, wide)
+    np.testing.assert_array_equal(wide, expected)
+    rng = np.random.default_rng(0)
+    anything = rng.integers(1 << 32, size=100_003, dtype=np.uint64).astype(np.uint32)
+    between = expected[np.isfinite(expected), None] * [1 - 2.0**-12, 1 + 2.0**-12, 1 + 2.0**-11]
+    for values in (anything.view(np.float32), between.astype(np.float32).ravel(), expected):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            expected_bits = values.astype(np.float16).view(np.uint16)
+        found = np.empty_like(expected_bits)
+        halves.narrow(values, found)
+        np.testing.assert_array_equal(found.view(np.float16), expected_bits.view(np.float16))
+        numbers = ~np.isnan(values)  # but for the bits of NaN, also the signs of zeros
+        np.testing.assert_array_equal(found[numbers], expected_bits[numbers])
+    for size in range(40):
+        found = np.full(size + 2, 7, np.uint16)
+        halves.narrow(expected[:size], found[1:-1])
+        np.testing.assert_array_equal(found, [7, *bits[:size], 7])
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("kind", ["C", "F", "sliced", "reversed", "unaligned", "read-only", ">f2"])
+def test_float16_in_any_memory(kind, axis):
+    y = np.random.default_rng(4).standard_normal((19, 23)).astype(np.float16)
+    x = np.asarray(y, order="F" if kind == "F" else "C").copy("K")
+    if kind == "sliced":
+        x = np.repeat(y, 2, axis=1)[:, ::2]
+    elif kind == "reversed":
+        x = y[:, ::-1].copy()[:, ::-1]
+    elif kind == "unaligned":
+        x = np.zeros(y.nbytes + 1, np.uint8)[1:].view(np.float16).reshape(y.shape)
+        x[...] = y
+    elif kind == ">f2":
+        x = y.astype(kind)
+    x.flags.writeable = kind != "read-only"
+    project = partial(ch.project_cai, level=4.0, axis=axis)
+    expected = project(y.astype(np.float32)).astype(np.float16)
+    result = project(x)
+    assert result.dtype == np.float16
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(x, y)
+    for out in (np.empty_like(result), np.empty_like(result, order="F"), np.empty_like(x)):
+        np.testing.assert_array_equal(project(x, out=out.astype(np.float16)), expected)
+    wide = np.zeros((38, 23), np.float16)
+    assert project(x, out=wide[::2]).base is wide
+    np.testing.assert_array_equal(wide[::2], expected)
+    assert not wide[1::2].any()
+    if x.flags.writeable:
+        np.testing.assert_array_equal(project(x, overwrite_x=True), expected)

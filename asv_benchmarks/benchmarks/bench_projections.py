@@ -192,7 +192,7 @@ class Channels:
 class Converted:
     """1,000,000 entries that have to be copied as they are read, over NumPy's copy of them."""
 
-    params = (("int64", ">f8", "every other", "reversed"),)
+    params = (("int64", ">f8", "float16", "every other", "reversed"),)
     param_names = ("kind",)
 
     def setup(self, kind):
