@@ -11,6 +11,7 @@ import zipfile
 from fractions import Fraction
 from itertools import pairwise
 
+import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -1391,3 +1392,52 @@ def test_arrays_of_a_gpu_are_refused():
     }.items():
         with pytest.raises(TypeError, match=f"{name} lies on a GPU"):
             call()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_exponential_is_right_to_one_unit_in_the_last_place(dtype):
+    rng = np.random.default_rng(0)
+    least = -105.0 if dtype == np.float32 else -750.0  # beyond the smallest subnormal number
+    x = np.concatenate([rng.uniform(least, 0, 200_000), -np.exp(rng.uniform(-40, 3, 200_000))])
+    x = x.astype(dtype)
+    found = x.copy()
+    exponentials = numba.njit(lambda values: kernels._exponentials(values, 0, values.size))
+    exponentials(found)
+    exact = np.exp(x.astype(np.longdouble))
+    assert (np.abs(found - exact) <= np.spacing(exact.astype(dtype))).all()
+    special = np.array([0.0, -0.0, 9 * least, -np.inf, np.nan], dtype)
+    exponentials(special)
+    np.testing.assert_array_equal(special, [1, 1, 0, 0, np.nan])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", [(1, 7), (3, 5), (8, 2), (16, 4), (24, 3), (32, 32), (64, 1)])
+def test_softmax_of_any_blocks(block, dtype):
+    rng = np.random.default_rng(block)
+    m, n = (count * side - (side > 1) for count, side in zip((5, 6), block, strict=True))
+    kept = rng.random((5, 6)) < 0.5
+    kept[2] = False
+    pattern = BlockPattern(kept, block, (m, n))
+    q, k = (rng.uniform(-2, 2, (size, 4)).astype(dtype) for size in (m, n))
+    scores = pattern.sample(q, k, scale=1.0)
+    inside = np.kron(kept, np.ones(block, bool))[:m, :n]
+    dense = np.where(inside, scores.to_dense().astype(np.longdouble), -np.inf)
+    with np.errstate(invalid="ignore"):
+        expected = np.exp(dense - dense.max(axis=1, keepdims=True))
+        expected = np.where(inside, expected / expected.sum(axis=1, keepdims=True), 0)
+    soft = scores.softmax().to_dense()
+    # The differences to the largest score, up to 32, are rounded.
+    np.testing.assert_allclose(soft, expected.astype(dtype), rtol=40 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_share_the_heads_of_attention(workers, monkeypatch):
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    rng = np.random.default_rng(workers)
+    pattern = BlockPattern(rng.random((4, 4)) < 0.6, (8, 8))
+    for heads in ((), (1,), (2, 3), (0,)):
+        q, k, v = (rng.standard_normal((*heads, 32, 5)) for _ in range(3))
+        alone = pattern.attention(q, k, v, workers=1)
+        np.testing.assert_array_equal(pattern.attention(q, k, v, workers=workers), alone)
+    with pytest.raises(ValueError, match="workers must be"):
+        pattern.attention(q, k, v, workers=0)

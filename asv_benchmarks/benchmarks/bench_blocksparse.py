@@ -14,7 +14,7 @@ from conehoyer import blocksparse, set_workers
 from conehoyer._cpu import blocksparse as kernels
 from conehoyer._cpu import simd
 
-from .common import compare, require, require_processors, sampled
+from .common import DTYPES, compare, require, require_processors, sampled
 
 ROWS, LENGTH, COLUMNS = 3072, 768, 128
 BLOCKS = ("32x1", "16x1", "1x32", "16x16", "1x1")
@@ -248,6 +248,49 @@ class Attention:
             return scores @ v
 
         return compare((partial(self.pattern.attention, q, k, v), dense)).samples
+
+
+class Softmax:
+    """Softmax of 100 blocks over NumPy's exponential of as many numbers."""
+
+    params = (("1x32", "8x8", "16x16", "32x32"), DTYPES)
+    param_names = ("block", "dtype")
+
+    def setup(self, block, dtype):
+        pattern = blocksparse.BlockPattern(np.ones((10, 10)), tuple(map(int, block.split("x"))))
+        q = np.random.default_rng(0).standard_normal((pattern.shape[0], 8)).astype(dtype)
+        k = np.random.default_rng(1).standard_normal((pattern.shape[1], 8)).astype(dtype)
+        scores = pattern.sample(q, k)
+        values = -np.abs(scores.to_dense())
+        self.calls = scores.softmax, partial(np.exp, values, out=np.empty_like(values))
+
+    @sampled("ratio")
+    def track_over_exp(self, block, dtype):
+        return compare(self.calls).samples
+
+
+class Heads:
+    """Attention in a band of blocks, 16 heads at once, over one head after the other."""
+
+    params = ((128, 512), (1, 2))
+    param_names = ("length", "workers")
+
+    def setup(self, length, workers):
+        require_processors(workers)
+        q, k, v = np.random.default_rng(0).standard_normal((3, 16, length, 64), np.float32)
+        side = length // 16
+        band = np.abs(np.subtract.outer(np.arange(side), np.arange(side))) <= 2
+        pattern = blocksparse.BlockPattern(band, (16, 16))
+
+        def one_by_one():
+            for head in zip(q, k, v, strict=True):
+                pattern.attention(*head)
+
+        self.calls = partial(pattern.attention, q, k, v, workers=workers), one_by_one
+
+    @sampled("ratio")
+    def track_over_one_by_one(self, *params):
+        return compare(self.calls).samples
 
 
 GOALS = [  # how many times faster, than what

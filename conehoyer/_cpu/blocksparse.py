@@ -21,6 +21,7 @@ import numpy as np
 
 from .._jit import helper, kernel
 from . import simd
+from .arrays import NO, YES
 from .simd import LINE
 from .tiles import (
     ACCUMULATORS,
@@ -421,35 +422,138 @@ def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
                             values[place + i * tall + j] = corner[i * deep + j]
 
 
+@helper
+def _exponentials(values, begin, end):
+    """e^x of those of the values in place; none exceeds 0."""
+    width = simd.lanes(values)
+    for i in range(begin, end - width + 1, width):
+        simd.store(simd.exponential(simd.load(values, i)), values, i)
+    last = begin + (end - begin) // width * width
+    if last < end:
+        inside = simd.first_lanes(simd.splat(values.dtype.type(0.0)), end - last)
+        found = simd.exponential(simd.load_part(values, last, inside))
+        simd.store_part(found, inside, values, last)
+
+
+@helper
+def _softmax_side_by_side(values, layout, columns, result, q):
+    """Softmax of a row of blocks that are whole registers high, a register of rows at a time."""
+    width, tall, lanes = layout.width, layout.tall, simd.lanes(values)
+    for t in range(0, tall, lanes):
+        top = simd.splat(values.dtype.type(-np.inf))
+        zero = simd.nothing(top)
+        total = simd.widen(zero)
+        for b in range(layout.first[q], layout.first[q + 1]):
+            for k in range(min(width, columns - layout.indices[b] * width)):
+                v = simd.load(values, (b * width + k) * tall + t)
+                top = simd.where(simd.above(v, top), v, top)
+        for b in range(layout.first[q], layout.first[q + 1]):
+            valid = min(width, columns - layout.indices[b] * width)
+            for k in range(width):
+                place, e = (b * width + k) * tall + t, zero
+                if k < valid:
+                    e = simd.exponential(simd.sub(simd.load(values, place), top))
+                total = simd.add(total, simd.widen(e))
+                simd.store(e, result, place)
+        factor = simd.narrow(simd.widen(simd.splat(values.dtype.type(1.0))) / total, zero)
+        for b in range(layout.first[q], layout.first[q + 1]):
+            for k in range(width):
+                place = (b * width + k) * tall + t
+                simd.store(simd.load(result, place) * factor, result, place)
+
+
+@helper
+def _over_columns(a, room, tall, largest):
+    """The lanes of a, each the largest or the sum of those of the same row; a column is `tall`."""
+    simd.store(a, room, 0)
+    for lane in range(tall, room.size):
+        row = lane % tall
+        if largest:
+            room[row] = room[lane] if room[lane] > room[row] else room[row]
+        else:
+            room[row] += room[lane]
+    for lane in range(tall, room.size):
+        room[lane] = room[lane % tall]
+    return simd.load_like(a, room, 0)
+
+
+@helper
+def _softmax_of_low_blocks(values, layout, columns, result, q):
+    """The same of low blocks, of which some columns fill a register."""
+    width, tall, lanes = layout.width, layout.tall, simd.lanes(values)
+    size = width * tall
+    room, wide = np.empty(lanes, values.dtype), np.empty(lanes, np.float64)
+    least = simd.splat(values.dtype.type(-np.inf))
+    top, zero = least, simd.nothing(least)
+    total = simd.widen(zero)
+    for b in range(layout.first[q], layout.first[q + 1]):
+        valid = min(width, columns - layout.indices[b] * width) * tall
+        for i in range(0, valid, lanes):
+            inside = simd.first_lanes(zero, valid - i)
+            v = simd.where(inside, simd.load_part(values, b * size + i, inside), least)
+            top = simd.where(simd.above(v, top), v, top)
+    top = _over_columns(top, room, tall, YES)
+    for b in range(layout.first[q], layout.first[q + 1]):
+        valid = min(width, columns - layout.indices[b] * width) * tall
+        for i in range(0, size, lanes):
+            inside = simd.first_lanes(zero, valid - i)
+            v = simd.sub(simd.load_part(values, b * size + i, inside), top)
+            e = simd.where(inside, simd.exponential(v), zero)
+            total = simd.add(total, simd.widen(e))
+            simd.store_part(e, simd.first_lanes(zero, size - i), result, b * size + i)
+    total = _over_columns(total, wide, tall, NO)
+    factor = simd.narrow(simd.widen(simd.splat(values.dtype.type(1.0))) / total, zero)
+    for b in range(layout.first[q], layout.first[q + 1]):
+        for i in range(0, size, lanes):
+            inside = simd.first_lanes(zero, size - i)
+            e = simd.load_part(result, b * size + i, inside)
+            simd.store_part(e * factor, inside, result, b * size + i)
+
+
+@helper
+def _softmax(values, layout, columns, result, q, top, total):
+    """The same of any blocks; for `top` and `total` of each row there is room."""
+    width, tall, first = layout.width, layout.tall, layout.first
+    top[:] = -np.inf
+    total[:] = 0.0
+    for b in range(first[q], first[q + 1]):
+        for k in range(min(width, columns - layout.indices[b] * width)):
+            place = (b * width + k) * tall
+            for i in range(tall):
+                top[i] = max(top[i], values[place + i])
+    for b in range(first[q], first[q + 1]):
+        valid = min(width, columns - layout.indices[b] * width)
+        for k in range(width):
+            place = (b * width + k) * tall
+            for i in range(tall):
+                result[place + i] = values[place + i] - top[i] if k < valid else -np.inf
+        _exponentials(result, b * width * tall, (b + 1) * width * tall)
+        for k in range(width):
+            place = (b * width + k) * tall
+            for i in range(tall):
+                total[i] += result[place + i]
+    for i in range(tall):  # a float64 division for each entry would take a fifth more time
+        total[i] = 1.0 / total[i]
+    for b in range(first[q], first[q + 1]):
+        for k in range(width):
+            place = (b * width + k) * tall
+            for i in range(tall):
+                result[place + i] *= total[i]
+
+
 @kernel
 def softmax(values, layout, columns, result, begin, end):
     """Softmax over the kept entries of each row, for rows begin..end−1 of blocks."""
-    width, tall, first = layout.width, layout.tall, layout.first
+    tall = layout.tall
     # In float64: a float32 sum of a long row loses digits, and stops growing at 2²⁴.
     top, total = np.empty(tall, values.dtype), np.empty(tall, np.float64)
     for q in range(begin, end):
-        top[:] = -np.inf
-        total[:] = 0.0
-        for b in range(first[q], first[q + 1]):
-            for k in range(min(width, columns - layout.indices[b] * width)):
-                place = (b * width + k) * tall
-                for i in range(tall):
-                    top[i] = max(top[i], values[place + i])
-        for b in range(first[q], first[q + 1]):
-            valid = min(width, columns - layout.indices[b] * width)
-            for k in range(width):
-                place = (b * width + k) * tall
-                for i in range(tall):
-                    e = np.exp(values[place + i] - top[i]) if k < valid else 0.0
-                    result[place + i] = e
-                    total[i] += e
-        for i in range(tall):  # a float64 division for each entry would take a fifth more time
-            total[i] = 1.0 / total[i]
-        for b in range(first[q], first[q + 1]):
-            for k in range(width):
-                place = (b * width + k) * tall
-                for i in range(tall):
-                    result[place + i] *= total[i]
+        if tall % simd.lanes(values) == 0:
+            _softmax_side_by_side(values, layout, columns, result, q)
+        elif simd.lanes(values) % tall == 0:
+            _softmax_of_low_blocks(values, layout, columns, result, q)
+        else:
+            _softmax(values, layout, columns, result, q, top, total)
 
 
 # --- plain loops ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import math
 import operator
 import os
 import sys
+from decimal import Context, Decimal
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -561,6 +562,58 @@ def multiply_add(typingctx, a, b, c):
         return _call(builder, _intrinsic_name("fmuladd", a), _llvm(a), args)
 
     return a(a, a, a), codegen
+
+
+_TERMS = {types.float32: 8, types.float64: 14}  # of the series of e^r, |r| <= ln2/2: below rounding
+_LEAST = {types.float32: -110.0, types.float64: -760.0}  # e^x is 0 there
+
+
+@intrinsic
+def exponential(typingctx, a):
+    """``e**a`` for a <= 0, to about one unit in the last place; of NaN NaN.
+
+    a = k·ln2 + r, in two parts of ln2, the first so short that k times it is exact; then the series
+    of e^r, by Horner's rule, and 2^k in two factors, as it may be subnormal.
+    """
+    double = a.element == types.float64
+    bits, mantissa, bias = (64, 52, 1023) if double else (32, 23, 127)
+    ln2 = Decimal(2).ln(Context(prec=40))
+    first = math.floor(math.ldexp(math.log(2), 32 if double else 9))
+    first = math.ldexp(first, -32 if double else -9)
+    magic = math.ldexp(1.5, mantissa)  # beside it a number is rounded to an integer
+
+    def codegen(context, builder, signature, args):
+        kind, whole = _llvm(a), ir.VectorType(ir.IntType(bits), a.lanes)
+
+        def number(x):
+            return ir.Constant(kind, [x] * a.lanes)
+
+        def integer(n):
+            return ir.Constant(whole, [n] * a.lanes)
+
+        def fused(x, y, z):
+            return _call(builder, _intrinsic_name("fmuladd", a), kind, [x, y, z])
+
+        def power(k):
+            moved = builder.shl(builder.add(k, integer(bias)), integer(mantissa))
+            return builder.bitcast(moved, kind)
+
+        least = number(_LEAST[a.element])
+        x = builder.select(builder.fcmp_ordered("<", args[0], least), least, args[0])
+        near = builder.fadd(builder.fmul(x, number(1.0 / math.log(2.0))), number(magic))
+        count = builder.fsub(near, number(magic))
+        r = fused(count, number(-first), x)
+        r = fused(count, number(-float(ln2 - Decimal(first))), r)
+        terms = _TERMS[a.element]
+        series = number(1.0 / math.factorial(terms - 1))
+        for n in range(terms - 2, -1, -1):
+            series = fused(series, r, number(1.0 / math.factorial(n)))
+        k = builder.sub(builder.bitcast(near, whole), builder.bitcast(number(magic), whole))
+        half = builder.ashr(k, integer(1))
+        result = builder.fmul(series, power(half))
+        return builder.fmul(result, power(builder.sub(k, half)))
+
+    return a(a), codegen
 
 
 @intrinsic
