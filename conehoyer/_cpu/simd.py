@@ -606,8 +606,10 @@ def exponential(typingctx, a):
         r = fused(count, number(-float(ln2 - Decimal(first))), r)
         terms = _TERMS[a.element]
         series = number(1.0 / math.factorial(terms - 1))
-        for n in range(terms - 2, -1, -1):
+        for n in range(terms - 2, 1, -1):
             series = fused(series, r, number(1.0 / math.factorial(n)))
+        series = fused(builder.fmul(r, r), series, r)  # what is small is rounded by less
+        series = builder.fadd(series, number(1.0))
         k = builder.sub(builder.bitcast(near, whole), builder.bitcast(number(magic), whole))
         half = builder.ashr(k, integer(1))
         result = builder.fmul(series, power(half))
