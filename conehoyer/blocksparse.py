@@ -315,7 +315,7 @@ class BlockPattern:
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k
         values = _room(layout, dtype, self.n_blocks)
-        given = (0,) * count, (0,) * deep, queries, keys, layout, self._rows, values
+        given = (0,) * count, (0,) * deep, queries, keys, layout, values
         task = functools.partial(kernels.sample, *given)
         work = self.n_blocks * height * width * q.shape[1]
         run_split(task, self.n_blocks, _threads(workers, work))

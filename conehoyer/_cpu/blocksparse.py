@@ -393,7 +393,7 @@ def multiply_columns(
 
 
 @kernel
-def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
+def sample(rows, vecs, queries, keys, layout, values, begin, end):
     """Blocks begin..end−1 of Q·Kᵀ; `queries` is Qᵀ, and both have zeros beyond their edges."""
     height, width, tall = layout.height, layout.width, layout.tall
     count, deep = len(rows), len(vecs) * lanes(keys)
@@ -401,13 +401,15 @@ def sample(rows, vecs, queries, keys, layout, of_row, values, begin, end):
     left, right = keys.reshape(keys.size), queries.reshape(queries.size)
     corner = np.empty(count * deep, keys.dtype)
     along, beside = evenly(rows, 0, depth), evenly(rows, 0, tall)
-    aside = evenly(rows, 0, deep)
+    aside, q = evenly(rows, 0, deep), 0
     for b in range(begin, end):
+        while layout.first[q + 1] <= b:
+            q += 1
         for k in range(0, width, count):
             for t in range(0, height, deep):
                 tile = zero_tile(keys, rows, vecs)
                 entry = (layout.indices[b] * width + k) * depth
-                start = of_row[b] * height + t
+                start = q * height + t
                 for _ in range(depth):
                     tile = add_outer(tile, vecs, left, along, entry, right, start)
                     entry += 1
