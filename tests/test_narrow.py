@@ -9,7 +9,13 @@ from distributions import DISTRIBUTIONS
 from numba import njit
 
 from conehoyer import _math as m
-from conehoyer import project_cai, project_hoyer, project_l1_ball, project_simplex
+from conehoyer import (
+    level_for_nnz,
+    project_cai,
+    project_hoyer,
+    project_l1_ball,
+    project_simplex,
+)
 from conehoyer._cpu import narrow
 from conehoyer._cpu.arrays import LOG, WANTED
 
@@ -291,3 +297,14 @@ def test_subnormal_float32():
         for row, y in zip(project_cai(x, level), x, strict=True):
             ref = oracle.project_cai(y, level)
             assert np.abs(row - ref).max() <= 1e-5 * np.abs(ref).max() + 1.5e-45
+
+
+@pytest.mark.parametrize("n", [20, 30])
+def test_an_entry_at_the_threshold_does_not_lengthen_the_search(n):
+    """As one is at the levels of level_for_nnz: it is in and out by turns."""
+    x = np.random.default_rng(n).standard_normal((2000, n))
+    levels = level_for_nnz(x, n // 4)
+    passes = project_cai(x, levels, full_output=True)[1].passes
+    elsewhere = project_cai(x, 0.98 * levels, full_output=True)[1].passes
+    assert passes.mean() < elsewhere.mean() + 0.5
+    assert (passes > 10).mean() < 0.01
