@@ -208,7 +208,7 @@ class Target:
     array: np.ndarray
     direct: bool  # the rows are the array's own memory
     in_place: bool  # the rows are those that are read
-    precious: bool = True  # and these are the caller's, not a copy
+    over_x: bool = False  # the rows lie over the caller's input, which no error may spoil
 
 
 def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
@@ -226,7 +226,7 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         check_out(out, shape, s.dtype)
     elif s.axis is None or s.axis == len(shape) - 1:
         if copied and s.dtype is s.work:  # then the copy becomes the result
-            return x_rows, Target(x_rows, x_rows.reshape(shape), True, True, False)
+            return x_rows, Target(x_rows, x_rows.reshape(shape), True, True)
         out = np.empty(shape, s.dtype)
         if s.dtype is s.work:  # the usual case, told quickly
             rows = out[None] if len(shape) == 1 else out.reshape(x_rows.shape)
@@ -239,13 +239,14 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
     if view is None and copied:
-        return x_rows, Target(x_rows, out, False, True, False)
+        return x_rows, Target(x_rows, out, False, True)
     if view is None:
         return x_rows, Target(np.empty(x_rows.shape, s.work), out, False, False)
-    in_place = np.may_share_memory(x_rows, view)
+    over_x = np.may_share_memory(array, view)
+    in_place = over_x and np.may_share_memory(x_rows, view)
     if in_place and not same_memory(x_rows, view):
         x_rows, in_place = x_rows.copy(), False
-    return x_rows, Target(view, out, True, in_place)
+    return x_rows, Target(view, out, True, in_place, over_x)
 
 
 def check_out(out, shape, dtype):

@@ -247,8 +247,7 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
     radii = np.zeros((count, parts.number if full_output else 0))
     if read.size:
         info[0 if count == 1 else slice(None), WANTED] = bounds  # one entry is filled in less time
-        precious = np.may_share_memory(read, goal) and np.may_share_memory(read, data.array)
-        if count > 1 and check_finite and precious:
+        if count > 1 and check_finite and np.may_share_memory(goal, data.array):
             if not passes.all_finite(read.reshape(-1)):
                 raise _checks.not_finite()  # before any matrix is overwritten
         if count >= workers > 1 and read.nbytes >= _threads.DEALT_FROM:

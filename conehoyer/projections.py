@@ -605,7 +605,7 @@ def _project(
     if z.size == 0:
         return (goal.array, _empty_info(s)) if full_output else goal.array
     count = len(z)
-    if goal.in_place and goal.precious and check_finite and (count > 1 or run is not None):
+    if goal.over_x and check_finite and (count > 1 or run is not None or not goal.in_place):
         if not passes.all_finite(z.reshape(-1)):
             raise _checks.not_finite()  # before any row is overwritten
     table = _table(count, levels, rests, norms, full_output)

@@ -303,6 +303,30 @@ def test_out_that_overlaps_x_without_being_x(kind, method):
     )
 
 
+@every_method
+def test_an_error_spoils_no_x_that_out_lies_over(kind, method):
+    for shape, axis in (((6, 7), 1), ((1, 6, 7), 0)):  # slices of one entry are read as a copy
+        memory = make("gaussian", 47)
+        x = memory[:42].reshape(shape)
+        x.flat[-1] = np.nan
+        for out in (x, memory[5:].reshape(shape)):
+            before = memory.copy()
+            with pytest.raises(ValueError, match="x must be finite"):
+                project(kind, x, 1.0, axis=axis, method=method, out=out)
+            np.testing.assert_array_equal(memory, before)
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_an_error_spoils_no_matrix_that_out_lies_over(project):
+    memory = np.random.default_rng(0).standard_normal(47)
+    x, out = memory[:42].reshape(2, 3, 7), memory[5:].reshape(2, 3, 7)
+    x[1, 2, 6] = np.nan
+    before = memory.copy()
+    with pytest.raises(ValueError, match="x must be finite"):
+        project(x, 1.0, out=out)
+    np.testing.assert_array_equal(memory, before)
+
+
 @every_function
 def test_a_result_equal_to_its_input_is_a_copy(kind):
     feasible = {"cai": 12.0, "hoyer": 0.0, "ball": 1e9, "simplex": 12.0}[kind]
