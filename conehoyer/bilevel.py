@@ -183,7 +183,7 @@ def project_bilevel(
     beyond the result is of the order of the number of groups (for C- or F-ordered
     float32 and float64; labels of another dtype than intp, or in another order than x, are
     copied).  ``inner="l1"`` projects copies of some groups at a time, each by itself, and labels
-    are sorted for it in each call.
+    are sorted for it in each call: that takes an integer for each entry.
     float16 is computed in float32.  The result has the same bits for any number of
     workers.
 
@@ -435,9 +435,10 @@ def project_l1inf_ball(
     sum, ``Σ max(|y_i| − u_g, 0) = θ``, groups with ``Σ|y_i| ≤ θ`` vanish, and ``Σ u_g = radius``.
     Newton's method on θ and the u_g together ends after finitely many rounds, mostly fewer
     than 10, of one or two passes over the groups not yet dropped.  Memory: groups other than
-    rows (columns in Fortran order) are gathered once.  The bounds add up to the radius, however
-    small it is; each is good to the rounding of its group's sum and of the radius.  A matrix in
-    the ball is returned bit for bit.  The result has the same bits for any number of workers.
+    rows (columns in Fortran order) are gathered once, and labels are sorted.  The bounds add up to
+    the radius, however small it is; each is good to the rounding of its group's sum and of the
+    radius.  A matrix in the ball is returned bit for bit.  The result has the same bits for any
+    number of workers.
 
     For an x on a GPU, the result and the report's arrays lie there too, and labels must.  The
     call waits for the GPU if `check_finite` is true, or to learn the largest label.
