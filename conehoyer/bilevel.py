@@ -324,7 +324,10 @@ def _in_steps(kind, parts, inner, feasible, slack, z, out, radii, info, workers,
     if info[STATUS] == m.FEASIBLE and inner != kernels.L2:
         out[...] = z
     elif inner == kernels.L1:
-        run_split(partial(shrink, u, unit, slack, out), parts.number, workers)
+        scale = unit
+        if z.itemsize == 4:  # only sums in float32 overflow: small entries keep their bits
+            u, scale = u / unit, 1.0
+        run_split(partial(shrink, u, scale, slack, out), parts.number, workers)
     else:
         if clip and unit != 1.0:
             u /= u.dtype.type(unit)  # infinite ones bound nothing

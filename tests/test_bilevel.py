@@ -1075,3 +1075,12 @@ def test_many_groups_onto_l1_balls(shape, groups, dtype, order):
         scaled = project(np.ldexp(y, exponent), radius=np.ldexp(radius, exponent))
         scaled = np.ldexp(scaled, -exponent)
         np.testing.assert_allclose(scaled, x, rtol=0, atol=close * np.abs(y).max())
+
+
+def test_small_entries_keep_their_bits_where_sums_of_float32_overflow():
+    """As printed, the first group may be as large as it is, and is not touched."""
+    y = np.full((8, 3), 3e38, np.float32) * np.float32([1.0, 0.5, 0.0])
+    y[-1] = 1e-25
+    x, info = ch.project_bilevel(y, 1.7, inner="l1", full_output=True)
+    np.testing.assert_array_equal(x[:, 0], y[:, 0])
+    assert info.radii[0] > y[:, 0].sum(dtype=np.float64)
