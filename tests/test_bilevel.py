@@ -1084,3 +1084,13 @@ def test_small_entries_keep_their_bits_where_sums_of_float32_overflow():
     x, info = ch.project_bilevel(y, 1.7, inner="l1", full_output=True)
     np.testing.assert_array_equal(x[:, 0], y[:, 0])
     assert info.radii[0] > y[:, 0].sum(dtype=np.float64)
+
+
+@pytest.mark.parametrize("inner", ["linf", "l1"])
+def test_a_report_changes_no_bits_where_projected_norms_overflow(inner):
+    y = np.random.default_rng(0).uniform(-1, 1, (60, 40, 30)) * 1.7e308
+    y = y if inner == "linf" else y / 40  # sums are finite, too
+    x = ch.project_bilevel(y, 5.0, inner=inner)
+    reported, info = ch.project_bilevel(y, 5.0, inner=inner, full_output=True)
+    assert info.radii.max() == np.inf
+    np.testing.assert_array_equal(reported, x)

@@ -953,19 +953,19 @@ def _exchange_ties(norms, u, order):
 def _settle(norms, u, outer, feasible, order, radii, info):
     """Mend the projected norms u where the result is to be feasible, and report on them.
 
-    `info` holds the status: `RESCALE` afterwards if u, which may exceed the norms, overflows.
+    `info` holds the status: `RESCALE` afterwards if u overflows.
     Where `radii` has room, it takes them, and `info` the score or the sum of the result's norms.
     `order`: 0 if the groups are in the caller's order, -1 if in the reverse; else they lie column
     by column in a grid of so many columns.
     """
     if order != 0 and info[STATUS] == m.TIED:
         _exchange_ties(norms, u, order)
-    mends = feasible and info[STATUS] != m.FEASIBLE
-    most = passes.largest(u, True) if mends or radii.size else 0.0
-    if most == math.inf:
+    free = outer == m.CAI and info[STATUS] != m.FEASIBLE  # u may exceed the norms
+    most = passes.largest(u, True) if free else 0.0
+    if most == math.inf:  # also where nobody asks for them: the result is to have the same bits
         info[STATUS] = m.RESCALE
         return
-    if mends:
+    if feasible and free:
         factor = m.feasible_factor(passes.largest(norms, True), most)
         for g in range(norms.size):
             u[g] = min(u[g] * factor, norms[g])
