@@ -305,6 +305,7 @@ def fill(result, values):
         from ._cpu import halves
 
         if halves.NATIVE:
+            result = np.asarray(result)  # a row of a matrix is a matrix: its entries are not in it
             bits = np.empty(values.shape, np.uint16)
             if result.flags.carray:
                 bits = result.view(np.uint16)

@@ -1641,3 +1641,21 @@ def test_float16_in_any_memory(kind, axis):
     assert not wide[1::2].any()
     if x.flags.writeable:
         np.testing.assert_array_equal(project(x, overwrite_x=True), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("groups", ["rows", "columns", "diagonals", (2, 2)])
+def test_a_matrix_as_out(groups, order, dtype):
+    # A row of np.matrix is a matrix again, of two axes: a kernel that is given one for a vector
+    # would write beyond it.
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(dtype, order=order)
+    for project in (
+        partial(ch.project_cai, level=1.5, axis=0),
+        partial(ch.project_cai, level=1.5, axis=1),
+        partial(ch.project_cai, level=1.5, axis=None),
+        partial(ch.project_bilevel, level=1.5, groups=groups, inner="linf"),
+    ):
+        out = np.full((4, 8), 9, dtype, order).view(np.matrix)
+        assert project(x, out=out) is out
+        np.testing.assert_array_equal(np.asarray(out), project(x))
