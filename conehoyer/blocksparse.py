@@ -310,7 +310,7 @@ class BlockPattern:
         # Zeros beyond the edges, as far as tiles may reach.
         queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
         factor = _scale(scale, dtype)
-        with np.errstate(over="ignore", under="ignore"):  # as in the products
+        with np.errstate(all="ignore"):  # as in the products, and in a thread of ours
             np.multiply(q.T, factor, out=queries[:, :m], dtype=dtype)
         keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
         keys[:n] = k

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from fractions import Fraction
 from itertools import pairwise
@@ -1441,3 +1442,15 @@ def test_workers_share_the_heads_of_attention(workers, monkeypatch):
         np.testing.assert_array_equal(pattern.attention(q, k, v, workers=workers), alone)
     with pytest.raises(ValueError, match="workers must be"):
         pattern.attention(q, k, v, workers=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_attention_warns_of_nothing_in_any_thread(workers, monkeypatch):
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    pattern = BlockPattern(np.eye(2), (2, 2))
+    q, k, v = np.ones((2, 4, 3)), np.ones((4, 3)), np.ones((4, 2))
+    q[:, 0, 0] = np.inf
+    with warnings.catch_warnings(), np.errstate(all="ignore"):  # of this thread
+        warnings.simplefilter("error")
+        found = pattern.attention(q, k, v, scale=0.0, workers=workers)
+    np.testing.assert_array_equal(np.isnan(found[:, :, 0]), [[True, False, False, False]] * 2)
