@@ -235,7 +235,8 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
         out = np.empty_like(array, dtype=s.dtype, subok=False)
     view = None
     if out.dtype == s.work:
-        moved = out if s.axis is None else _last(out, s.axis)
+        plain = np.asarray(out)  # Numba takes no masked array
+        moved = plain if s.axis is None else _last(plain, s.axis)
         if moved.flags.c_contiguous:
             view = moved[None] if moved.ndim == 1 else moved.reshape(x_rows.shape)
     if view is None and copied:
@@ -301,11 +302,11 @@ def deliver(s: Slices, goal: Target) -> np.ndarray:
 
 def fill(result, values):
     """Copy values into a result, whose dtype may be narrower."""
+    result = np.asarray(result)  # a row of a matrix is a matrix, of two axes
     if result.dtype == np.float16 and values.flags.c_contiguous:
         from ._cpu import halves
 
         if halves.NATIVE:
-            result = np.asarray(result)  # a row of a matrix is a matrix: its entries are not in it
             bits = np.empty(values.shape, np.uint16)
             if result.flags.carray:
                 bits = result.view(np.uint16)

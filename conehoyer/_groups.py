@@ -117,7 +117,7 @@ def target(x: Matrices, given, read, out, overwrite_x):
     else:
         _checks.check_out(out, x.array.shape, x.dtype)
     if out.dtype == x.work and _turned(x, out).flags.c_contiguous:
-        write = stacked(np.asarray(out), x)  # a matrix would have two axes for ever
+        write = stacked(np.asarray(out), x)  # a matrix has two axes for ever
         if np.may_share_memory(read, write) and not _checks.same_memory(read, write):
             read = read.copy()
         return read, write, out, True

@@ -758,7 +758,7 @@ class BlockSparse:
             if out is not None and np.may_share_memory(bias, out):
                 bias = bias.copy()
         x = _cast(x, dtype)
-        goal = None if out is None or np.may_share_memory(x, out) else out
+        goal = None if out is None or np.may_share_memory(x, out) else np.asarray(out)
         if x.ndim > 2:
             result = np.empty(shape, dtype) if goal is None else goal
             for place in np.ndindex(shape[:-2]):
@@ -771,7 +771,7 @@ class BlockSparse:
         if out is None:
             return result
         if not np.may_share_memory(result, out):
-            out[...] = result
+            np.asarray(out)[...] = result  # a masked array keeps its mask, as in the other case
         return out
 
     def _multiply(self, x, bias, out, workers):

@@ -307,6 +307,19 @@ def test_out(block, packed):
     np.testing.assert_allclose(out, bs.matmul(stack) + 1, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("order", "CF")
+def test_a_matrix_or_a_masked_array_as_out(order):
+    bs = compress(np.diag([1.0, 2.0, 3.0, 4.0]), (2, 2))
+    x = np.random.default_rng(0).standard_normal((4, 3)).copy(order)
+    for make_out in (functools.partial(np.ma.array, mask=np.eye(4, 3)), np.asmatrix):
+        out = make_out(np.zeros((4, 3), order="C"))
+        mask = np.ma.getmaskarray(out).copy()
+        assert bs.matmul(x, out=out) is out
+        np.testing.assert_array_equal(np.ma.getmaskarray(out), mask)
+        np.testing.assert_array_equal(np.asarray(out), bs @ x)
+
+
 def test_out_must_fit():
     bs = compress(np.eye(4), (2, 2))
     with pytest.raises(ValueError, match=r"out must have the result's shape \(4, 3\)"):

@@ -1643,12 +1643,14 @@ def test_float16_in_any_memory(kind, axis):
         np.testing.assert_array_equal(project(x, overwrite_x=True), expected)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("make_out", [np.asmatrix, partial(np.ma.array, mask=np.eye(4, 8))])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("groups", ["rows", "columns", "diagonals", (2, 2)])
-def test_a_matrix_as_out(groups, order, dtype):
+def test_a_matrix_or_a_masked_array_as_out(groups, order, dtype, make_out):
     # A row of np.matrix is a matrix again, of two axes: a kernel that is given one for a vector
-    # would write beyond it.
+    # would write beyond it.  Numba takes no masked array, unless it has seen a matrix before.
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(dtype, order=order)
     for project in (
         partial(ch.project_cai, level=1.5, axis=0),
@@ -1656,6 +1658,8 @@ def test_a_matrix_as_out(groups, order, dtype):
         partial(ch.project_cai, level=1.5, axis=None),
         partial(ch.project_bilevel, level=1.5, groups=groups, inner="linf"),
     ):
-        out = np.full((4, 8), 9, dtype, order).view(np.matrix)
+        out = make_out(np.full((4, 8), 9, dtype, order))
+        mask = np.ma.getmaskarray(out).copy()
         assert project(x, out=out) is out
+        np.testing.assert_array_equal(np.ma.getmaskarray(out), mask)
         np.testing.assert_array_equal(np.asarray(out), project(x))
