@@ -400,7 +400,8 @@ class BlockPattern:
                 weights = self.sample(q[place], k[place], scale=scale, **given).softmax(**given)
                 weights.matmul(v[place], out=out[place], **given)
 
-        run_split(attend, len(places), workers if shared else 1)
+        work = self.n_blocks * math.prod(self.block_shape) * (q.shape[-1] + v.shape[-1])
+        run_split(attend, len(places), _threads(workers, work * len(places)) if shared else 1)
         return out
 
 

@@ -1457,6 +1457,17 @@ def test_workers_share_the_heads_of_attention(workers, monkeypatch):
         pattern.attention(q, k, v, workers=0)
 
 
+def test_heads_with_little_work_are_not_shared(monkeypatch):
+    taken = []
+    monkeypatch.setattr(blocksparse, "run_split", lambda task, n, w: taken.append((n, w)))
+    pattern = BlockPattern(np.eye(4), (8, 8))
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 2048)
+    for wide in (1, 2):  # two heads, each of 256 scores, with 2·wide multiplications
+        x = np.ones((2, 32, wide))
+        pattern.attention(x, x, x, workers=2)
+    assert taken == [(2, 1), (2, 2)]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_attention_warns_of_nothing_in_any_thread(workers, monkeypatch):
     monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
