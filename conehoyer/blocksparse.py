@@ -335,8 +335,7 @@ class BlockPattern:
         scale : float, optional
             Factor of the products q·kᵀ; by default 1/√D.
         workers : int, optional
-            Number of threads, see `set_workers`.  Each takes some of the matrices, if there are
-            enough of them.
+            Number of threads, see `set_workers`.
 
         Returns
         -------
@@ -391,17 +390,11 @@ class BlockPattern:
         dtype = np.result_type(*(_work_dtype(each.dtype, "q, k, v") for each in (q, k, v)))
         scale = _scale(scale, dtype)  # also where the batch is empty
         out = np.empty((*batch, m, v.shape[-1]), dtype)
-        workers, places = resolve_workers(workers), list(np.ndindex(batch))
-        shared = len(places) >= workers  # else each of the matrices is
-
-        def attend(first, last):
-            given = {"workers": 1 if shared else workers}
-            for place in places[first:last]:
-                weights = self.sample(q[place], k[place], scale=scale, **given).softmax(**given)
-                weights.matmul(v[place], out=out[place], **given)
-
-        work = self.n_blocks * math.prod(self.block_shape) * (q.shape[-1] + v.shape[-1])
-        run_split(attend, len(places), _threads(workers, work * len(places)) if shared else 1)
+        workers = resolve_workers(workers)  # also where the batch is empty
+        # Threads that share the heads wait for each other's Python: of short heads it is slower.
+        for place in np.ndindex(batch):
+            weights = self.sample(q[place], k[place], scale=scale, workers=workers)
+            weights.softmax(workers=workers).matmul(v[place], out=out[place], workers=workers)
         return out
 
 

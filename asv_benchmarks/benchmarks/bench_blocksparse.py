@@ -269,30 +269,6 @@ class Softmax:
         return compare(self.calls).samples
 
 
-class Heads:
-    """Attention in a band of blocks, 16 heads at once, over one head after the other."""
-
-    params = ((128, 512), (1, 2))
-    param_names = ("length", "workers")
-
-    def setup(self, length, workers):
-        require_processors(workers)
-        q, k, v = np.random.default_rng(0).standard_normal((3, 16, length, 64), np.float32)
-        side = length // 16
-        band = np.abs(np.subtract.outer(np.arange(side), np.arange(side))) <= 2
-        pattern = blocksparse.BlockPattern(band, (16, 16))
-
-        def one_by_one():
-            for head in zip(q, k, v, strict=True):
-                pattern.attention(*head)
-
-        self.calls = partial(pattern.attention, q, k, v, workers=workers), one_by_one
-
-    @sampled("ratio")
-    def track_over_one_by_one(self, *params):
-        return compare(self.calls).samples
-
-
 GOALS = [  # how many times faster, than what
     ("32x1", 0.9, "dense", 15.0),
     ("32x1", 0.9, "torch", 15.0),
