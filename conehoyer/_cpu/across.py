@@ -11,6 +11,8 @@ from .._jit import helper, kernel
 from . import short, simd
 from .arrays import NO, NONE, STATUS
 
+WIDE = 4  # lines of a row that become columns together, if they can
+STRIP = 8  # registers of a row that are transposed before the next rows
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
 
 
@@ -19,7 +21,10 @@ def columns_at_once(x, workers):
     count, n, columns = x.shape
     line = simd.LINE // x.itemsize
     most = -(-columns * count // workers)  # something to do for every worker
-    wanted = min(BYTES // (n * x.itemsize), most) // line * line
+    wanted = BYTES // (n * x.itemsize)
+    if WIDE * line * n * x.itemsize <= 8 * BYTES:  # a row of a large array is on a page of its own
+        wanted = max(wanted, WIDE * line)
+    wanted = min(wanted, most) // line * line
     return min(max(wanted, line), most, columns)
 
 
@@ -124,12 +129,13 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
         )
         return
     whole_rows, whole_columns = rows // width * width, columns // width * width
-    for c in range(0, whole_columns, width):
+    for left in range(0, whole_columns, STRIP * width):  # each row of a large array is on a page
         for r in range(0, whole_rows, width):
-            simd.transpose(
-                source, first + r * stride + c, stride,
-                target, begin + c * target_stride + r, target_stride,
-            )  # fmt: skip
+            for c in range(left, min(left + STRIP * width, whole_columns), width):
+                simd.transpose(
+                    source, first + r * stride + c, stride,
+                    target, begin + c * target_stride + r, target_stride,
+                )  # fmt: skip
     if whole_columns < columns:
         _last_columns(
             source, first + whole_columns, stride, whole_rows, columns - whole_columns,
