@@ -1,6 +1,6 @@
 """float16, which Numba has no arrays of on the CPU, to float32 and back.
 
-NumPy converts one number at a time, in about ten times as long as a projection takes.
+NumPy's conversion takes longer than this and a projection (``bench_projections.Converted``).
 """
 
 import platform

@@ -10,7 +10,7 @@ from .. import _math as m
 from .._jit import helper, kernel
 from . import short, simd
 from .across import transpose
-from .arrays import BLOCKS, DIAGONALS, LABELS, LOG, NO, NONE, STATUS, WANTED, YES
+from .arrays import BLOCKS, DIAGONALS, LABELS, LOG, NO, NONE, ONE, STATUS, WANTED, YES
 
 ROOM = 1 << 14  # entries of the groups that are listed at a time, about: they stay in a cache
 AT_ONCE = 256  # groups that are projected by one call
@@ -173,7 +173,7 @@ def _shrink_one(rows_at, part, radius, tol, to, table):
     if radius > 0.0:
         row, table[0, STATUS], table[0, WANTED] = part.reshape((1, part.size)), m.GO, radius
         goal = to.reshape((1, part.size))
-        short.project_by(rows_at, m.L1, YES, tol, NO, NO, row, goal, table, NONE, np.int64(1))
+        short.project_by(rows_at, m.L1, YES, tol, NO, NO, row, goal, table, NONE, ONE)
     else:
         to[:] = 0.0
 
