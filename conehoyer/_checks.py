@@ -37,6 +37,7 @@ class Slices:
     work: np.dtype  # of the computation
     batch: tuple[int, ...]  # shape without the axis
     length: int  # of one slice
+    plain: bool = False  # the kernels can read and write its memory as it is
 
     home: ClassVar[None] = None  # arrays on a GPU have one
 
@@ -111,14 +112,16 @@ def slices(x, axis, name="x"):
     else:
         array = as_array(x, name)
     dtype, work = dtypes(array, name)
+    plain = array.dtype is work and array.flags.carray
     if axis is None:
-        return Slices(array, None, dtype, work, (), array.size)
+        return Slices(array, None, dtype, work, (), array.size, plain)
     shape = array.shape
     if not shape:
         raise AxisError(f"{name} must have at least one dimension, got {x!r}")
     axis = axis_of(axis, len(shape))
     batch = shape[:axis] + shape[axis + 1 :] if len(shape) > 1 else ()
-    return Slices(array, axis, dtype, work, batch, shape[axis])
+    plain = plain and axis == len(shape) - 1
+    return Slices(array, axis, dtype, work, batch, shape[axis], plain)
 
 
 def is_list_of_arrays(x) -> bool:
@@ -130,6 +133,8 @@ def is_list_of_arrays(x) -> bool:
 
 def axis_of(axis, ndim) -> int:
     """An axis of so many, counted from 0."""
+    if type(axis) is int and -ndim <= axis < ndim:  # the usual case, told quickly
+        return axis % ndim
     try:
         axis = operator.index(axis)
     except TypeError:
@@ -145,6 +150,8 @@ def rows(s: Slices) -> np.ndarray:
     array = s.array
     if array.ndim == 1:
         array = array[None]
+    elif s.plain:
+        return array.reshape(math.prod(s.batch), s.length)
     elif (cube := _cube(s, array)) is not None:
         from ._cpu.across import transpose_each
 
@@ -156,9 +163,7 @@ def rows(s: Slices) -> np.ndarray:
         array = array.reshape(1, -1)
     else:
         array = _last(array, s.axis).reshape(math.prod(s.batch), s.length)
-    if array.dtype is not s.work or not array.flags.carray:
-        array = borrowed(in_order(array, s.work))
-    return array
+    return array if s.plain else borrowed(in_order(array, s.work))
 
 
 def in_order(array, work) -> np.ndarray:
@@ -217,10 +222,9 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
     Reads and writes either coincide or do not overlap.
     """
     shape, array = s.array.shape, s.array
-    usual = array.dtype is s.work and array.flags.carray
-    copied = not usual and not np.may_share_memory(x_rows, array)
+    copied = not s.plain and not np.may_share_memory(x_rows, array)
     if out is None and overwrite_x and x is array and writable_as(x, s.dtype):
-        if np.shares_memory(x_rows, x):
+        if s.plain or np.shares_memory(x_rows, x):
             out = x
     if out is not None:
         check_out(out, shape, s.dtype)
@@ -252,6 +256,8 @@ def target(s: Slices, x, x_rows, out, overwrite_x) -> tuple[np.ndarray, Target]:
 
 def check_out(out, shape, dtype):
     """Raise unless `out` can take a result of this shape and dtype."""
+    if type(out) is np.ndarray and out.shape == shape and out.dtype is dtype and out.flags.carray:
+        return  # the usual case, told quickly
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.shape != shape:
@@ -463,14 +469,14 @@ def real_in(value, name, low=0.0, high=math.inf, what="finite and >= 0") -> floa
     return number
 
 
-def counts(value, name) -> np.ndarray:
-    """Integers of the host, as an array: how many are wanted, so that all large ones are alike."""
-    if on_device(value):
-        raise TypeError(f"{name} lies on a GPU: it must be integers of the host")
+def counts(value, name) -> int | np.ndarray:
+    """Integers of the host: how many are wanted, so that all large ones are alike."""
     if type(value) is int:
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}")
-        value = min(value, MOST)
+        return min(value, MOST)
+    if on_device(value):
+        raise TypeError(f"{name} lies on a GPU: it must be integers of the host")
     return integers(value, name)
 
 

@@ -31,6 +31,7 @@ class Matrices:
     work: np.dtype  # of the computation
     batch: tuple[int, ...]
     turned: bool  # the kernels see the transposed matrices
+    plain: bool = False  # they can read and write its memory as it is
 
     @property
     def slack(self) -> float:
@@ -70,19 +71,22 @@ def matrices(x) -> Matrices:
     """Check the data argument."""
     array = _checks.as_array(x)
     dtype, work = _checks.dtypes(array, "x")
-    batch = array.shape[:-2]
-    if array.ndim < 2:
-        raise ValueError(f"x must have at least two dimensions, got shape {array.shape}")
-    if array.shape[-1] == 1:  # in either order; a long row takes less time than short ones
-        turned = array.shape[-2] > 1
+    shape = array.shape
+    if len(shape) < 2:
+        raise ValueError(f"x must have at least two dimensions, got shape {shape}")
+    plain = array.dtype is work and array.flags.carray
+    if shape[-1] == 1:  # in either order; a long row takes less time than short ones
+        turned = shape[-2] > 1
     else:
-        turned = not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
-    return Matrices(array, dtype, work, batch, turned)
+        turned = not (plain or array.flags.c_contiguous)
+        turned = turned and array.swapaxes(-1, -2).flags.c_contiguous
+    return Matrices(array, dtype, work, shape[:-2], turned, plain and not turned)
 
 
 def stacked(array, x: Matrices) -> np.ndarray:
     """View an array of x's shape as C-contiguous (batch, M, N) matrices, if its memory allows."""
-    array = _turned(x, array)
+    if x.turned:
+        array = array.swapaxes(-1, -2)
     if array.ndim == 2:
         return array[None]
     return array.reshape((math.prod(x.batch), *array.shape[-2:]))
@@ -91,7 +95,7 @@ def stacked(array, x: Matrices) -> np.ndarray:
 def source(x: Matrices) -> np.ndarray:
     """The matrices that the kernels read; the input's memory if it can."""
     array = stacked(x.array, x)
-    if array.dtype is x.work and array.flags.carray:  # the usual case, told quickly
+    if x.plain or (array.dtype is x.work and array.flags.carray):
         return array
     if array.dtype is not x.work or not array.flags.c_contiguous:
         array = _checks.in_order(array, x.work)
@@ -104,8 +108,10 @@ def target(x: Matrices, given, read, out, overwrite_x):
     Returns the matrices to read and to write, the array that is returned in the end, and
     whether the matrices to write are its own memory.
     """
-    usual = x.array.dtype is x.work and x.array.flags.c_contiguous
-    copied = not usual and not np.may_share_memory(read, x.array)
+    if x.plain and out is None and not overwrite_x:  # the usual case, told quickly
+        out = np.empty(x.array.shape, x.dtype)
+        return read, out[None] if out.ndim == 2 else out.reshape(read.shape), out, True
+    copied = not x.plain and not np.may_share_memory(read, x.array)
     if out is None and overwrite_x and given is x.array and _checks.writable_as(given, x.dtype):
         if np.shares_memory(read, given):
             out = given

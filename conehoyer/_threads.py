@@ -39,6 +39,8 @@ def resolve_workers(workers: int | None) -> int:
     """The number of threads meant by a `workers` argument."""
     if workers is None:
         return _workers.get()
+    if type(workers) is int and 0 < workers <= MOST:  # the usual case, told quickly
+        return workers
     try:
         if isinstance(workers, bool):
             raise TypeError

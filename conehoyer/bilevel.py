@@ -554,7 +554,6 @@ def level_for_groups(
     norm = INNER[_checks.choose(inner, "inner", INNER)]
     batch = () if parts.whole else data.batch
     counts = _checks.per_batch(wanted, "n_groups", batch, 1, math.inf, ">= 1")
-    counts = np.minimum(counts, parts.number).astype(np.int64)
     read = parts.seen(_groups.source(data))
     if not read.size:
         return np.full(batch, max(parts.number, 1), np.float64)[()]

@@ -9,7 +9,7 @@ from . import _checks, projections
 from . import _math as m
 from ._cpu import levels as kernels
 from ._cpu import passes
-from ._cpu.arrays import LOG, WANTED
+from ._cpu.arrays import LOG
 from ._dispatch import takes_tensors
 
 _BYTES = 1 << 20  # of the rows whose projections are kept at a time
@@ -79,7 +79,6 @@ def level_for_nnz(
         return on_gpu.level_for_nnz(s, counts, bool(nonneg))
     z = _checks.rows(s)
     counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
-    counts = np.minimum(counts, z.shape[1]).astype(np.int64)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
     return levels_of_rows(z, counts, s.slack, bool(nonneg)).reshape(s.batch)[()]
@@ -91,24 +90,18 @@ def levels_of_rows(z, counts, tol, nonneg=False):
     if len(z) > some:
         parts = (slice(i, i + some) for i in range(0, len(z), some))
         return np.concatenate([levels_of_rows(z[i], counts[i], tol, nonneg) for i in parts])
-    levels = np.empty(len(z))
+    levels, result, margin = np.empty(len(z)), np.empty(len(z)), 0.0
     kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
     # projection itself.
-    result, margin = levels.copy(), 0.0
     rows, numbers, room = z, np.arange(len(z)), np.empty_like(z)
-    while len(rows):
-        trial = np.empty(len(rows))
-        kernels.lowered_levels(levels[numbers], margin, trial)
-        result[numbers] = trial
+    while len(numbers):
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
-        table[:, WANTED] = trial
+        kernels.lower(levels, margin, numbers, result, table)
         projections.project_rows(m.CAI, not nonneg, tol, True, True, rows, out, table, 1)
-        nonzeros = np.empty(len(rows), np.int64)
-        kernels.count_nonzeros(out, nonzeros)
-        dense = (nonzeros > counts[numbers]) & (trial > 1.0)
-        if not dense.all():
-            rows, numbers = rows[dense], numbers[dense]
+        numbers = numbers[: kernels.find_dense(out, counts, result, numbers)]
+        if len(numbers) < len(rows):
+            rows = z[numbers]
         margin = m.wider(margin, z.itemsize)
     return result
 

@@ -593,7 +593,7 @@ def _project(
             s, x, kind, absolute, levels, rests, norms, run,
             out, overwrite_x, check_finite, full_output,
         )  # fmt: skip
-    cubes = _checks.across(s, x, out, overwrite_x) if run is None else None
+    cubes = None if s.plain or run is not None else _checks.across(s, x, out, overwrite_x)
     long = run is None and workers > 1 and _are_long(s, workers)
     shared = long and (s.length * s.work.itemsize >= WOKEN_FROM or just_ended())
     if cubes is not None and not shared:
@@ -621,10 +621,11 @@ def _project(
         run_split(partial(run, z, goal.rows, table), count, workers)
     if long:
         end_now()
-    if table[0, STATUS] >= m.NONFINITE or (count > 1 and table[:, STATUS].max() >= m.NONFINITE):
+    worst = _outcome(table, check_finite)
+    if worst >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite)
     result = _checks.deliver(s, goal)
-    return (result, _info(s, goal.rows, result, table)) if full_output else result
+    return (result, _info(s, goal.rows, result, table, worst)) if full_output else result
 
 
 def _are_long(s, workers):
@@ -654,16 +655,15 @@ def project_rows(kind, absolute, tol, strict, whole, x, out, table, workers):
     else:
         task = partial(rows, kind, absolute, tol, strict, whole, x, out, table)
         run_split(task, count, workers)
-    if is_short and (table[0, STATUS] == m.GO if count == 1 else _are_left(table, strict)):
+    if is_short and _outcome(table, strict) == m.GO:
         short.address_of_engine(x.dtype)  # other kernels may use it as well from now on
         task = partial(engine.project_rows, kind, absolute, tol, strict, whole, x, out, table)
         run_split(task, count, workers)
 
 
-def _are_left(table, strict):
-    """Whether rows are left for the engine: none if `strict` and one is not finite."""
-    status = table[:, STATUS]
-    return not status.all() and not (strict and (status == m.NONFINITE).any())
+def _outcome(table, strict):
+    """See `engine.outcome`."""
+    return table[0, STATUS] if len(table) == 1 else engine.outcome(table, strict)
 
 
 def _project_across(
@@ -672,7 +672,8 @@ def _project_across(
     """Slices whose entries are not side by side: some at a time become rows."""
     z, target, result = cubes
     count, _, columns = z.shape
-    if _checks.same_memory(z, target) and check_finite and not passes.all_finite(z.reshape(-1)):
+    in_place = np.may_share_memory(z, target)  # else they are apart
+    if in_place and check_finite and not passes.all_finite(z.reshape(-1)):
         raise _checks.not_finite()
     table = _table(count * columns, levels, rests, norms, full_output)
     workers = workers if z.nbytes >= _threads.DEALT_FROM else 1
@@ -682,12 +683,13 @@ def _project_across(
     given = kind, absolute, s.slack, check_finite, z, target, table, room
     places = short.addresses(s.length, z.dtype)
     run_parts(partial(across.project_columns, places, *given), parts)
-    if 0 in places and _are_left(table, check_finite):
+    if 0 in places and _outcome(table, check_finite) == m.GO:
         places = places[0], short.address_of_engine(z.dtype)
         run_parts(partial(across.project_columns, places, *given), parts)
-    if table[:, STATUS].max() >= m.NONFINITE:
+    worst = _outcome(table, check_finite)
+    if worst >= m.NONFINITE:
         _complain(table[:, STATUS], check_finite, 6)
-    return (result, _info(s, None, result, table)) if full_output else result
+    return (result, _info(s, None, result, table, worst)) if full_output else result
 
 
 def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
@@ -699,7 +701,7 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
         engine.project_shared(places, kind, absolute, tol, whole, x, out, table, workers, desks)
     finally:
         held -= 1
-    if (table[:, STATUS] == m.GO).any():
+    if _outcome(table, False) == m.GO:
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 
 
@@ -710,9 +712,10 @@ def _complain(status, check_finite, stacklevel=5):
     warn_capped(np.count_nonzero(status == m.CAPPED), len(status), stacklevel)
 
 
-def _info(s, rows, result, table):
-    """The report of the kernels, in the slices' shape."""
-    table[table[:, STATUS] == m.NONFINITE, THRESHOLD : REACHED + 1] = math.nan
+def _info(s, rows, result, table, worst):
+    """The report of the kernels, in the slices' shape; `worst` is the largest status."""
+    if worst >= m.NONFINITE:
+        table[table[:, STATUS] == m.NONFINITE, THRESHOLD : REACHED + 1] = math.nan
     if rows is not None and rows.dtype == result.dtype:
         counts = np.empty(len(rows), np.int64)
         count_nonzeros(rows, counts)
@@ -720,12 +723,10 @@ def _info(s, rows, result, table):
     else:  # small entries may have become zero
         nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
-        status, threshold, level, count = table[0, :LOG]
+        status, threshold, level, count = table[0, :LOG].tolist()
         log = table[0, LOG : LOG + int(count)]  # a row of radius 0 was searched in vain
         support = log[log >= 0.0].astype(np.int64)
-        return ProjectionInfo(
-            float(threshold), float(level), int(nnz), int(count), bool(status != m.CAPPED), support
-        )
+        return ProjectionInfo(threshold, level, int(nnz), int(count), status != m.CAPPED, support)
     status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(LOG))
     return ProjectionInfo(
         threshold.copy(), level.copy(), nnz, count.astype(np.int64), status != m.CAPPED

@@ -16,6 +16,7 @@ import conehoyer as ch
 from conehoyer import _math as m
 from conehoyer import bilevel
 from conehoyer._cpu import engine, levels
+from conehoyer._cpu.arrays import LOG, WANTED
 from conehoyer._jit import entry
 
 
@@ -394,6 +395,8 @@ def test_levels_of_nothing(shape):
 @pytest.mark.parametrize("margin", [0.0, 2.0**-53, 2.0**-32, 1.1e-6])
 def test_levels_are_lowered_together(margin):
     given = np.array([1.0, 1.0 + 2.0**-52, 2.5, 1e5 / 3.0])
-    lowered = np.empty(4)
-    levels.lowered_levels(given, margin, lowered)
-    np.testing.assert_array_equal(lowered, [m.lowered(level, margin) for level in given])
+    numbers, result, table = np.array([3, 0, 2]), np.full(4, -1.0), np.zeros((3, LOG))
+    levels.lower(given, margin, numbers, result, table)
+    expected = np.array([m.lowered(level, margin) for level in given])
+    np.testing.assert_array_equal(table[:, WANTED], expected[numbers])
+    np.testing.assert_array_equal(result, np.where(np.arange(4) == 1, -1.0, expected))

@@ -7,6 +7,7 @@ import tempfile
 import timeit
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -110,6 +111,31 @@ class Calls:
     @sampled("seconds")
     def track_call_with_out(self, function, n):
         return seconds(partial(self.project, self.y, self.parameter, out=self.out))
+
+
+class SmallMatrices:
+    """Calls that allocate their result, on small matrices, or on their rows or columns."""
+
+    calls: ClassVar = {
+        "project_bilevel": lambda y: conehoyer.project_bilevel(y, 2.0),
+        "project_bilevel, blocks": lambda y: conehoyer.project_bilevel(y, 2.0, groups=(4, 4)),
+        "project_l1inf_ball": lambda y: conehoyer.project_l1inf_ball(y, 2.0),
+        "level_for_groups": lambda y: conehoyer.level_for_groups(y, 3),
+        "project_cai": lambda y: conehoyer.project_cai(y, 2.0),
+        "project_cai, axis=0": lambda y: conehoyer.project_cai(y, 2.0, axis=0),
+        "project_cai, full_output": lambda y: conehoyer.project_cai(y, 2.0, full_output=True),
+        "level_for_nnz": lambda y: conehoyer.level_for_nnz(y, 3),
+    }
+    params = (tuple(calls), (8, 32))
+    param_names = ("call", "side")
+
+    def setup(self, call, side):
+        self.call = partial(self.calls[call], data("gaussian", (side, side), "float64"))
+        self.call()
+
+    @sampled("seconds")
+    def track_call(self, call, side):
+        return seconds(self.call)
 
 
 class Scores:

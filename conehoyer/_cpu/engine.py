@@ -1239,6 +1239,21 @@ def goes_past(x, out):
 
 
 @kernel
+def outcome(table, strict):
+    """What came of the rows: their largest status, or GO where one of them is left.
+
+    If `strict`, the rows after one that is not finite are left, and it counts.
+    """
+    left, worst = False, 0.0
+    for r in range(len(table)):
+        left |= table[r, STATUS] == m.GO
+        worst = max(worst, table[r, STATUS])
+        if strict and table[r, STATUS] == m.NONFINITE:
+            return table[r, STATUS]
+    return np.float64(m.GO) if left else worst
+
+
+@kernel
 def project_rows(kind, absolute, tol, strict, whole, x, out, table, first, last):
     """Project those of the rows first..last−1 of x into out whose status is GO.
 

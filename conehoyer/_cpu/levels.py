@@ -7,7 +7,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
-from .arrays import YES, keep, uncounted
+from .arrays import WANTED, YES, keep, uncounted
 
 SAMPLE_FROM = 1 << 14  # entries from which on a sample of runs brackets the edge
 RUNS = 128  # of that sample
@@ -155,19 +155,35 @@ def _level(z, k, room, sample):
 
 @kernel
 def edge_levels(x, counts, levels, first, last):
-    """Fill in the levels of rows first..last−1, but for rounding."""
+    """Fill in the levels of rows first..last−1 for so many nonzeros, but for rounding."""
     own_room, own_sample = np.empty(x.shape[1], x.dtype), np.empty(SAMPLE, x.dtype)
     x, room, sample = uncounted(x), uncounted(own_room), uncounted(own_sample)
     for r in range(first, last):
-        levels[r] = _level(x[r], counts[r], room, sample)
+        levels[r] = _level(x[r], int(min(counts[r], x.shape[1])), room, sample)
     keep((own_room, own_sample))
 
 
 @kernel
-def lowered_levels(levels, margin, lowered):
-    """`_math.lowered` of each."""
-    for i in range(levels.size):
-        lowered[i] = m.lowered(levels[i], margin)
+def lower(levels, margin, numbers, result, table):
+    """Have the rows of these numbers projected to `_math.lowered` levels: perhaps the result."""
+    for i in range(numbers.size):
+        r = numbers[i]
+        result[r] = table[i, WANTED] = m.lowered(levels[r], margin)
+
+
+@kernel
+def find_dense(out, counts, result, numbers):
+    """How many rows have more nonzeros than wanted; their numbers come first then.
+
+    Those at level 1 do not count: there is nothing lower.
+    """
+    out, dense = uncounted(out), 0
+    for i in range(numbers.size):
+        r = numbers[i]
+        if result[r] > 1.0 and _count_above(out[i], out.dtype.type(0.0)) > counts[r]:
+            numbers[dense] = r
+            dense += 1
+    return dense
 
 
 @kernel
