@@ -1,4 +1,6 @@
-"""Vector-Jacobian products of the projections and scores, for tensors on any device.
+"""Vector-Jacobian products of the projections and scores, for tensors on a GPU.
+
+And for those of a transform of PyTorch, which have no memory; `_vjp_kernels` serves all others.
 
 Every function here takes the gradient g of a result and gives the gradient of its input.
 The formulas, and the choice at points without a derivative, are derived in the page
@@ -34,51 +36,6 @@ def _unit(x):
     return torch.where(top > 0, top / (2 * torch.frexp(top).mantissa), 1)
 
 
-# --- the supports ------------------------------------------------------------------------
-
-_PACK_FROM = 1 << 12  # entries; below, the indices cost more than they save
-
-
-class Packed:
-    """Vectors along the last axis, reduced to the entries where x is not zero.
-
-    Most formulas are zero elsewhere, and a few dozen passes over the support cost less than
-    over everything.  Vectors with smaller supports are filled up with zeros.  Not on a GPU,
-    where the size of a support would have to be waited for.
-    """
-
-    def __init__(self, x):
-        self.shape, self.place = x.shape, None
-        if x.is_cuda or x.numel() < _PACK_FROM:
-            return
-        n = x.shape[-1]
-        on = (x != 0).reshape(-1, n).numpy()  # NumPy looks for them five times as fast
-        counts = np.count_nonzero(on, axis=1)
-        self.width = int(counts.max())
-        if 4 * self.width > 3 * n:
-            return
-        before = np.cumsum(counts) - counts
-        place = np.arange(counts.sum())
-        place += np.repeat(np.arange(len(counts)) * self.width - before, counts)
-        self.source, self.place = torch.from_numpy(np.flatnonzero(on)), torch.from_numpy(place)
-
-    def pack(self, t):
-        """The entries on the supports."""
-        if self.place is None:
-            return t
-        packed = t.new_zeros(self.shape[:-1].numel() * self.width)
-        packed.scatter_(0, self.place, t.reshape(-1).index_select(0, self.source))
-        return packed.reshape(*self.shape[:-1], self.width)
-
-    def unpack(self, t):
-        """Back to all entries, zeros off the supports."""
-        if self.place is None:
-            return t
-        result = t.new_zeros(self.shape.numel())
-        result.scatter_(0, self.source, t.reshape(-1).index_select(0, self.place))
-        return result.reshape(self.shape)
-
-
 # --- one vector --------------------------------------------------------------------------
 
 
@@ -88,8 +45,6 @@ def mended(result, g, x, y, nonneg):
     There the vector came back as it was, or its positive part.
     """
     met = (x == (y.clamp(min=0) if nonneg else y)).all(-1, keepdim=True)
-    if not x.is_cuda and not met.any():
-        return result
     return torch.where(met, torch.where(x > 0, g, 0) if nonneg else g, result)
 
 
@@ -101,15 +56,9 @@ def centred(g, x):
     return torch.where(on, g - s * mean, 0)
 
 
-def simplex(g, x):
-    """As `centred`: the sum of the entries on the support is given."""
-    packed = Packed(x)
-    return packed.unpack(centred(packed.pack(g), packed.pack(x)))
-
-
 def ball(g, x, y, nonneg):
-    """As `simplex`, outside of the ball."""
-    return mended(simplex(g, x), g, x, y, nonneg)
+    """As `centred`, outside of the ball."""
+    return mended(centred(g, x), g, x, y, nonneg)
 
 
 class Ray(NamedTuple):
@@ -168,16 +117,12 @@ def scaled_cone(g, x, y, eps=None):
 
 def cone(g, x, y, nonneg):
     """CAI: `scaled_cone`, outside of the cone."""
-    packed = Packed(x)
-    result = packed.unpack(scaled_cone(*map(packed.pack, (g, x, y))))
-    return mended(result, g, x, y, nonneg)
+    return mended(scaled_cone(g, x, y), g, x, y, nonneg)
 
 
 def hoyer(g, x, y, keeps_norm):
     """Prescribed norms: ``κ·(g_A − Πg)``, plus ``y⟨x, g⟩/‖y‖²`` where x has the norm of y."""
-    packed = Packed(x)
-    on = packed.pack(g)
-    across = packed.unpack(ray(packed.pack(x), packed.pack(y)).across(on))
+    across = ray(x, y).across(g)
     if not keeps_norm:
         return across
     unit = _unit(y)
@@ -202,8 +147,6 @@ def gsp(gs, xs, ys):
         if n < 2:
             parts.append(None)
             continue
-        packed = Packed(x)
-        g, x, y = map(packed.pack, (g, x, y))
         r = ray(x, y)
         beta = 1 / (n**0.5 - 1)
         h, inner = _dot(r.s, r.z), _dot(r.z, g)
@@ -211,23 +154,23 @@ def gsp(gs, xs, ys):
         m = r.kappa * _over(_dot(q, g), r.bend) + (r.kappa - 1) * _over(inner, h)
         units.append(torch.where(r.bend > 0, r.unit, torch.inf).reshape(-1))
         above = above + (beta * r.bend * m).sum().double()
-        parts.append((packed, r, r.across(g) + r.along(g), beta, q, m))
+        parts.append((r, r.across(g) + r.along(g), beta, q, m))
     least = torch.cat(units).amin()  # the unit of ω, in which 1/‖x‖ does not overflow
     below = 0
     for k, part in enumerate(parts):
         if part is not None:
-            packed, r, alone, beta, q, m = part
+            r, alone, beta, q, m = part
             omega = torch.where(r.bend > 0, beta * r.kappa / r.norm * (least / r.unit), 0)
             below = below + (beta * r.bend * omega).sum().double()
-            parts[k] = packed, alone, q, m, omega
+            parts[k] = alone, q, m, omega
     results = []
     for part, g in zip(parts, gs, strict=True):
         if part is None:  # takes no part
             results.append(g)
             continue
-        packed, alone, q, m, omega = part
+        alone, q, m, omega = part
         shared = _over(above, below).to(g.dtype)
-        result = packed.unpack(alone + q * (m - omega * shared))
+        result = alone + q * (m - omega * shared)
         results.append(torch.where(same, g, result))
     return results
 
@@ -321,24 +264,10 @@ class Partition:
         wide = wide.reshape(batch, down * height, right * width)
         return wide if wide.shape[1:] == t.shape[1:] else wide[:, :rows, :columns]
 
-    def on_kept(self, function, g, x, y, u):
-        """``function(g, x, y, u, kept)``, for lines on those that any matrix keeps.
 
-        Matrices that met the constraint, which came back as they were, keep all groups.
-        """
-        same = (x == y).reshape(len(x), -1).all(-1, keepdim=True)
-        kept = (u > 0) | same
-        if self.labels is not None or isinstance(self.groups, tuple) or u.is_cuda:
-            return function(g, x, y, u, kept)
-        index = kept.any(0).nonzero().reshape(-1)
-        if 4 * len(index) > 3 * kept.shape[1]:
-            return function(g, x, y, u, kept)
-        result = torch.zeros_like(g)
-        if len(index):
-            axis = -1 if self.groups == "columns" else -2
-            g, x, y = (t.index_select(axis, index) for t in (g, x, y))
-            result.index_copy_(axis, index, function(g, x, y, u[:, index], kept[:, index]))
-        return result
+def _kept(x, y, u):
+    """The groups that were kept: all where the constraint was met, and x came back as it was."""
+    return (u > 0) | (x == y).reshape(len(x), -1).all(-1, keepdim=True)
 
 
 def bilevel(g, x, y, u, partition, inner, outer):
@@ -350,13 +279,10 @@ def bilevel(g, x, y, u, partition, inner, outer):
     # The sums of l1 and l2 are not those of the projection: allow for their rounding.
     eps = torch.finfo(torch.float64).eps if inner == "linf" else 8 * torch.finfo(y.dtype).eps
 
-    def on(g, x, y, u, kept):
-        def through(gu, v):
-            return outer(gu.double(), u, v.double(), eps).to(v.dtype)
+    def through(gu, v):
+        return outer(gu.double(), u, v.double(), eps).to(v.dtype)
 
-        return back(g, x, y, u.to(y.dtype), kept, partition, through)
-
-    return partition.on_kept(on, g, x, y, u)
+    return back(g, x, y, u.to(y.dtype), _kept(x, y, u), partition, through)
 
 
 def _clipped(g, x, y, u, kept, partition, through):
@@ -418,17 +344,14 @@ def l1inf(g, x, y, u, partition):
 
     These get ``s·(gu − M)/ν`` with ``M = Σ(gu/ν)/Σ(1/ν)`` over the groups that are kept.
     """
-
-    def on(g, x, y, u, kept):
-        clipped = (x != y) & partition.spread(kept, y)
-        s = torch.where(clipped, x.sign(), 0)
-        inverse = _over(1.0, partition.sum(clipped.to(y.dtype)))
-        gu = partition.sum(torch.where(clipped, s * g, 0))
-        common = _over((gu * inverse).sum(-1, keepdim=True), inverse.sum(-1, keepdim=True))
-        own = torch.where(partition.spread(kept, y) & ~clipped, g, 0)
-        return own + s * partition.spread((gu - common) * inverse, y)
-
-    return partition.on_kept(on, g, x, y, u)
+    kept = partition.spread(_kept(x, y, u), y)
+    clipped = (x != y) & kept
+    s = torch.where(clipped, x.sign(), 0)
+    inverse = _over(1.0, partition.sum(clipped.to(y.dtype)))
+    gu = partition.sum(torch.where(clipped, s * g, 0))
+    common = _over((gu * inverse).sum(-1, keepdim=True), inverse.sum(-1, keepdim=True))
+    own = torch.where(kept & ~clipped, g, 0)
+    return own + s * partition.spread((gu - common) * inverse, y)
 
 
 # --- scores ------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from conehoyer import _vjp_kernels  # noqa: E402
+
 
 def normal(*shape, seed=0):
     return np.asarray(np.random.default_rng(seed).standard_normal(shape))
@@ -280,20 +282,117 @@ def test_incoming_gradient_of_any_layout(layout):
     torch.testing.assert_close(x.grad, z.grad, rtol=0, atol=0)
 
 
+SERVES = _vjp_kernels.serves
+
+
+def both_ways(monkeypatch, call, y, g):
+    """The gradient by the kernels, and by the formulas for tensors that have none."""
+    found, asked = [], []
+    for allowed in (True, False):
+        monkeypatch.setattr(
+            _vjp_kernels,
+            "serves",
+            lambda *t, a=allowed: asked.append(SERVES(*t)) or (a and asked[-1]),
+        )
+        x = y.clone().requires_grad_()
+        result = call(x)
+        results = result if isinstance(result, list) else [result]
+        result = torch.cat([r.reshape(-1) for r in results])
+        result.backward(torch.from_numpy(g[: len(result)]).to(result.dtype))
+        found.append(x.grad.double())
+    assert asked == [True, True]
+    return found
+
+
 @vectors
 @pytest.mark.parametrize("axis", [1, 0, None])
-def test_the_supports_alone_give_the_same_gradient(name, axis, monkeypatch):
-    """Large sparse results are reduced to their supports first."""
-    import conehoyer._vjp as vjp
+@pytest.mark.parametrize(
+    ("dtype", "exponent", "tolerance"),
+    [("float64", 0, 1e-12), ("float64", 900, 1e-12), ("float64", -900, 1e-12),
+     ("float32", 0, 3e-5), ("float32", -100, 3e-5)],
+)  # fmt: skip
+def test_kernels_and_formulas_agree(name, axis, dtype, exponent, tolerance, monkeypatch):
+    y = np.ldexp(normal(40, 33, seed=1) ** 3, exponent)
+    y[3], y[:, 5], y[7] = 0.0, 0.0, np.abs(y[7])
+    y[9, 1:] = y[9, 0]  # a tie
+    y = torch.from_numpy(y).to(getattr(torch, dtype))
+    found = both_ways(monkeypatch, lambda x: VECTORS[name](x, axis=axis), y, normal(y.numel()))
+    scale = max(found[1].abs().max().item(), 1e-300)
+    assert (found[0] - found[1]).abs().max() <= tolerance * scale
 
-    grads = []
-    for least in (10**9, 0):
-        monkeypatch.setattr(vjp, "_PACK_FROM", least)
-        x = leaf(normal(7, 9, seed=1) ** 3)
-        result = VECTORS[name](x, axis=axis)
+
+@matrices
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize(
+    ("dtype", "exponent", "tolerance"),
+    [("float64", 0, 1e-12), ("float64", 900, 1e-12), ("float64", -900, 1e-12),
+     ("float32", 0, 3e-5)],
+)  # fmt: skip
+def test_kernels_and_formulas_agree_on_groups(
+    name, groups, dtype, exponent, tolerance, monkeypatch
+):  # fmt: skip
+    y = np.ldexp(normal(3, 4, 5, seed=6), exponent)
+    y[0, 1, :3] = y[0, 1, 0]  # the largest entries of a group tie, or are zero
+    y[1, :, 2] = 0.0
+    y = torch.from_numpy(y).to(getattr(torch, dtype))
+    found = both_ways(
+        monkeypatch, lambda x: MATRICES[name](x, groups=GROUPS[groups]), y, normal(60)
+    )
+    scale = max(found[1].abs().max().item(), 1e-300)
+    assert (found[0] - found[1]).abs().max() <= tolerance * scale
+
+
+@pytest.mark.parametrize("shape", [(37, 41), (8, 100), (100, 1), (1, 100), (70, 64)])
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (3, 40), (40, 3), (1, 4)])
+@pytest.mark.parametrize("name", ["level", "level l2", "level l1", "exact"])
+def test_kernels_and_formulas_agree_on_larger_groups(name, groups, shape, monkeypatch):
+    y, g = normal(*shape, seed=7), normal(shape[0] * shape[1], seed=8)
+    for order in "CF":
+        x = torch.from_numpy(np.asarray(y, order=order))
+        found = both_ways(monkeypatch, lambda t: MATRICES[name](t, groups=groups), x, g)
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("exponent", [0, 1000, -1000])
+def test_kernels_and_formulas_agree_on_a_list(exponent, monkeypatch):
+    y = torch.from_numpy(np.ldexp(normal(60, seed=3), exponent))
+    y[20:24] = y[20]
+
+    def project(x):
+        return ch.project_gsp([x[:20].reshape(4, 5), x[20:24], x[24:25], x[25:]], 0.6)
+
+    found = both_ways(monkeypatch, project, y, normal(60, seed=4))
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cai", "hoyer", "ball", "gsp", "hoyer_score"])
+def test_workers_give_gradients_the_same_bits(name):
+    y, grads = normal(600, 500, seed=1), []
+    for workers in (1, 2):
+        x = leaf(y)
+        result = VECTORS[name](x, workers=workers)
         result.backward(torch.from_numpy(normal(*result.shape, seed=2)))
         grads.append(x.grad)
-    torch.testing.assert_close(grads[1], grads[0], rtol=1e-12, atol=1e-12)
+    assert torch.equal(*grads)
+
+
+@vectors
+def test_vectors_of_a_jacobian_of_many_gradients_at_once(name):
+    jacobian = torch.autograd.functional.jacobian
+    x = torch.tensor(normal(3, 6))
+    project = VECTORS[name]
+    torch.testing.assert_close(jacobian(project, x, vectorize=True), jacobian(project, x))
+
+
+@pytest.mark.parametrize("name", ["cai", "hoyer", "ball nonneg", "gsp"])
+def test_gradients_of_nan_are_nan(name):
+    """And only in the slices that hold any, but for a group with one multiplier."""
+    y = normal(5, 8)
+    y[2, 3] = np.nan
+    x = leaf(y)
+    VECTORS[name](x, check_finite=False).sum().backward()
+    assert x.grad[2].isnan().all()
+    assert name == "gsp" or x.grad.isfinite().sum() == 32
 
 
 # ---------------------------------------------------------------------------

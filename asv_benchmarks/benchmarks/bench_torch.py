@@ -46,3 +46,49 @@ class Torch:
         return compare(
             (partial(self.project, self.tensor), partial(self.project, self.array))
         ).samples
+
+
+CALLS = {
+    "project_cai": lambda x: conehoyer.project_cai(x, 0.2 * x.shape[-1]),
+    "project_hoyer": lambda x: conehoyer.project_hoyer(x, 0.8),
+    "project_l1_ball": lambda x: conehoyer.project_l1_ball(x, 0.05 * x.shape[-1]),
+    "project_simplex": lambda x: conehoyer.project_simplex(x),
+    "project_gsp": lambda x: conehoyer.project_gsp(x, 0.8),
+    "hoyer_score": lambda x: conehoyer.hoyer_score(x),
+    "columns": lambda x: conehoyer.project_bilevel(x, 0.25 * x.shape[-1]),
+    "rows, l2": lambda x: conehoyer.project_bilevel(
+        x, 0.25 * x.shape[-2], groups="rows", inner="l2"
+    ),
+    "blocks of 4, l1": lambda x: conehoyer.project_bilevel(
+        x, 0.02 * x.shape[-2] * x.shape[-1], groups=(4, 4), inner="l1"
+    ),
+    "l1inf": lambda x: conehoyer.project_l1inf_ball(x, 0.1 * x.shape[-1]),
+}
+
+
+class Gradients:
+    """A backward pass over the forward pass, and both over those of softmax."""
+
+    params = (tuple(CALLS), DTYPES, ((8, 8), (2048, 512)))
+    param_names = ("function", "dtype", "shape")
+
+    def setup(self, function, dtype, shape):
+        torch = require("torch")
+        torch.set_num_threads(1)
+        tensor = torch.from_numpy(data("gaussian", shape, dtype))
+        self.passes = []
+        for call in CALLS[function], partial(torch.softmax, dim=-1):
+            leaf = tensor.clone().requires_grad_()
+            result = call(leaf)
+            gradient = torch.ones_like(result)
+            back = partial(torch.autograd.grad, result, leaf, gradient, retain_graph=True)
+            self.passes.append((back, partial(call, tensor)))
+
+    @sampled("ratio")
+    def track_backward_over_forward(self, *params):
+        return compare(self.passes[0]).samples
+
+    @sampled("ratio")
+    def track_over_softmax(self, *params):
+        ours, theirs = (lambda p=pair: [one() for one in p] for pair in self.passes)
+        return compare((ours, theirs)).samples
