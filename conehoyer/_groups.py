@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from . import _checks, _dispatch
 from . import _math as m
@@ -304,11 +305,15 @@ def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:
         labels = labels.swapaxes(-1, -2) if x.turned else labels
         return kept[..., labels]
     if groups.kind == kernels.DIAGONALS:
-        return kept[..., np.arange(columns) - np.arange(rows)[:, None] + rows - 1]
+        if rows == 0 or columns == 0:
+            return np.zeros((*kept.shape[:-1], rows, columns), bool)
+        return sliding_window_view(kept, columns, axis=-1)[..., ::-1, :].copy()
     if not groups.lines:
         height, width = (groups.width, groups.height) if x.turned else (groups.height, groups.width)
-        wide = np.repeat(np.repeat(kept, height, axis=-2), width, axis=-1)
-        return wide[..., :rows, :columns]
+        *batch, down, _ = kept.shape
+        wide = np.repeat(kept, width, axis=-1)[..., :, None, :columns]
+        wide = np.broadcast_to(wide, (*batch, down, height, columns))
+        return wide.reshape(*batch, down * height, columns)[..., :rows, :]
     return kept[..., None, :] if groups.lines == "columns" else kept[..., :, None]
 
 

@@ -15,6 +15,7 @@ from ._cpu import l1inf as kernels_of_l1inf
 from ._cpu import lists as kernels_of_lists
 from ._cpu import passes, short
 from ._cpu.arrays import REACHED, STATUS, THRESHOLD, WANTED
+from ._cpu.levels import count_nonzeros
 from ._dispatch import takes_tensors
 from ._groups import INNER
 from ._results import warn_capped
@@ -73,6 +74,16 @@ class BilevelInfo:
     nnz: int | NDArray[np.int64]
     passes: int | NDArray[np.int64]
     converged: bool | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What a gradient needs of a `BilevelInfo`: the rest takes as long as the projection."""
+
+    radii: NDArray[np.float64]
+
+
+RADII = object()  # for `full_output`, in place of True: `Bounds` will do
 
 
 @takes_tensors
@@ -260,7 +271,16 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
         _groups.deliver(data, write, result)
     if count > 1 or (count == 1 and info[0, STATUS] == m.CAPPED):
         warn_capped(np.count_nonzero(info[:, STATUS] == m.CAPPED), count, 4)
+    if full_output is RADII:
+        return result, Bounds(_of_groups(data, parts, radii))
     return (result, _info(data, parts, result, radii, info)) if full_output else result
+
+
+def _of_groups(data, parts, radii):
+    """The radii of the groups, in the caller's order."""
+    batch = () if parts.whole else data.batch
+    ordered = [_groups.to_caller(row, parts, data) for row in radii]
+    return np.array(ordered).reshape(*batch, *parts.shape)
 
 
 def _bilevel(
@@ -353,19 +373,30 @@ def _outer(level, radius, batch):
     return m.L1, _checks.of_batch(radius, "radius", batch, 0.0, math.inf, ">= 0")
 
 
+def _count_nonzeros(result, count):
+    """Those of so many matrices; NumPy takes longer for it than the projection does."""
+    result = np.asarray(result)
+    result = result.T if result.ndim == 2 and result.flags.f_contiguous else result
+    rows = result.reshape(count, result.size // max(count, 1))
+    if result.dtype not in ("float32", "float64") or not rows.flags.carray:
+        return np.count_nonzero(rows, axis=1)
+    counts = np.empty(count, np.int64)
+    count_nonzeros(rows, counts)
+    return counts
+
+
 def _info(data, parts, result, radii, info):
     """The report, in the caller's order."""
     batch = () if parts.whole else data.batch
-    ordered = [_groups.to_caller(row, parts, data) for row in radii]
-    radii = np.array(ordered).reshape(*batch, *parts.shape)
+    radii = _of_groups(data, parts, radii)
     kept = radii > 0.0
     mask = _groups.mask(kept, parts, data)
     if batch == ():
         status, threshold, level, count = info[0, :4].tolist()
-        nnz = int(np.count_nonzero(result))
+        nnz = int(_count_nonzeros(result, 1)[0])
         return BilevelInfo(radii, kept, mask, threshold, level, nnz, int(count), status != m.CAPPED)
     status, threshold, level, count = (info[:, k].reshape(batch) for k in range(4))
-    nnz = np.count_nonzero(result, axis=(-2, -1))
+    nnz = _count_nonzeros(result, math.prod(batch)).reshape(batch)
     return BilevelInfo(
         radii, kept, mask, threshold, level, nnz, count.astype(np.int64), status != m.CAPPED
     )

@@ -23,6 +23,7 @@ from . import _vjp, _vjp_kernels
 from ._torch_compile import uncompiled
 from ._torch_layers import BlockSparseLinear, refuse_proxy, require_plain, sparsify
 from ._torch_optim import SparseAdamW
+from .bilevel import RADII
 
 __all__ = ["BlockSparseLinear", "SparseAdamW", "sparsify"]
 
@@ -193,8 +194,8 @@ class _Job:
         if written and not rounded:
             goals = [_array(t, "out") for t in self.goals]
             options["out"] = goals if self.several else goals[0]
-        if report:
-            options["full_output"] = True
+        if report and not options.get("full_output"):
+            options["full_output"] = RADII
         if options.get("overwrite_x"):
             written = [*written, *parts]
         try:
