@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
 from . import _checks
 from . import _math as m
@@ -31,16 +30,16 @@ _SCORES = {"cai_score": m.SIGNED, "hoyer_score": m.MAGNITUDES, "hoyer_sparseness
 
 def serves(*tensors) -> bool:
     """Whether the kernels can take these tensors."""
-    return all(
-        type(t) is torch.Tensor
-        and t.device.type == "cpu"
-        and t.dtype in (torch.float32, torch.float64)
-        and t.numel() > 0
-        and not is_functorch_wrapped_tensor(t)
-        and not is_legacy_batchedtensor(t)  # of a jacobian with vectorize=True
-        and not t._is_zerotensor()
-        for t in tensors
-    )
+    for t in tensors:
+        if type(t) is not torch.Tensor or t.device.type != "cpu" or t.numel() == 0:
+            return False
+        if t.dtype is not torch.float32 and t.dtype is not torch.float64:
+            return False
+        try:
+            _array(t)
+        except RuntimeError:  # one of a transform, such as that of a jacobian with vectorize=True
+            return False
+    return True
 
 
 def _array(t):
