@@ -145,6 +145,8 @@ def _tensor(value):
 
 def _parameter(value, name):
     """A keyword or a parameter as the functions take it; through a tensor flows no gradient."""
+    if value is None or type(value) in (float, int, bool, str):  # the usual cases, told quickly
+        return value
     refuse_proxy(value)
     if isinstance(value, torch.Tensor):
         if value.requires_grad and torch.is_grad_enabled():
