@@ -11,7 +11,7 @@ import torch
 
 from . import _checks
 from . import _math as m
-from ._cpu import gradients, passes
+from ._cpu import gradients
 from ._cpu.arrays import BLOCKS, DIAGONALS, LABELS
 from ._cpu.gradients import ALONG, BEND, KAPPA, L1_NORM, L2_NORM, OF_SIGNS, SCALE
 from ._cpu.groups import L1, L2, LINF
@@ -24,6 +24,7 @@ _KINDS = {
     "project_cai": m.CAI,
     "project_hoyer": m.HOYER,
 }
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NO_LABELS = np.empty((0, 0), np.int64)
 _SCORES = {"cai_score": m.SIGNED, "hoyer_score": m.MAGNITUDES, "hoyer_sparseness": m.SPARSENESS}
 
@@ -31,7 +32,7 @@ _SCORES = {"cai_score": m.SIGNED, "hoyer_score": m.MAGNITUDES, "hoyer_sparseness
 def serves(*tensors) -> bool:
     """Whether the kernels can take these tensors."""
     for t in tensors:
-        if type(t) is not torch.Tensor or t.device.type != "cpu" or t.numel() == 0:
+        if type(t) not in _PLAIN or t.device.type != "cpu" or t.numel() == 0:
             return False
         if t.dtype is not torch.float32 and t.dtype is not torch.float64:
             return False
@@ -220,13 +221,21 @@ def _coefficients(norm, sums, u, through):
 
 
 def _in_unit(given, u):
-    """Data and radii in a unit in which no square over- or underflows: the gradient is the same."""
-    top = passes.largest(given[2].reshape(-1), True)
-    if given[2].itemsize == 4 or not 0.0 < top < math.inf or 1e-100 < top < 1e100:
-        return given, u
-    inverse = math.ldexp(1.0, -max(math.frexp(top)[1], -1020))
+    """Matrices and radii in units in which no square over- or underflows: gradients are the same.
+
+    Each matrix has its own.
+    """
     g, x, y = given
-    return (g, x * inverse, y * inverse), u * inverse
+    if y.itemsize == 4:
+        return given, u
+    flat = y.reshape(len(y), -1)
+    tops = np.maximum(flat.max(axis=1), -flat.min(axis=1))
+    far = (0.0 < tops) & (tops < math.inf) & ~((1e-100 < tops) & (tops < 1e100))
+    if not far.any():
+        return given, u
+    exponents = np.where(far, np.maximum(np.frexp(tops)[1], -1020), 0)
+    inverse = np.ldexp(1.0, -exponents)[:, None]
+    return (g, x * inverse[:, None], y * inverse[:, None]), u * inverse
 
 
 def score(name, g, y, axis, workers):

@@ -1492,3 +1492,61 @@ def test_overwriting_what_cannot_hold_the_result():
     result = ch.project_cai(x, 2.0, overwrite_x=True)
     np.testing.assert_array_equal(result.numpy(), ch.project_cai(np.arange(5), 2.0))
     assert torch.equal(x, torch.arange(5))
+
+
+@pytest.mark.parametrize("exponent", [-700, 700])
+@pytest.mark.parametrize("feasible", [False, True])
+def test_gradients_of_matrices_of_different_units(feasible, exponent):
+    """Those of each are what they are in a batch of its own."""
+    y, g, grads = normal(2, 3, 4), torch.from_numpy(normal(2, 3, 4, seed=1)), []
+    for unit in (1.0, 2.0**exponent):
+        x = leaf(y * np.array([1.0, unit]).reshape(2, 1, 1))
+        ch.project_bilevel(x, 1.5, inner="l2", feasible=feasible).backward(g)
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_kernels_serve_parameters():
+    """Most of what requires a gradient is one."""
+    assert _vjp_kernels.serves(torch.nn.Parameter(torch.ones(3)))
+    assert not _vjp_kernels.serves(torch.ones(3), torch.nn.Parameter(torch.ones(3).half()))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["cai_score", "hoyer_score", "hoyer_sparseness"])
+def test_gradients_of_scores_of_nan_are_nan(name, bad):
+    """Wherever it is, and only in its slice."""
+    y = normal(3, 4)
+    y[1, 2] = bad
+    x = leaf(y)
+    getattr(ch, name)(x).sum().backward()
+    assert x.grad.isnan().any(1).tolist() == [False, True, False]
+    assert x.grad[1].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["cai", "gsp", "level", "hoyer_score"])
+def test_data_and_gradients_that_are_negated_lazily(name):
+    y, grads = normal(3, 5), []
+    function = VECTORS.get(name) or MATRICES[name]
+    for plain in (True, False):
+        x = leaf(1j * y, torch.complex128)
+        result = function(-x.imag if plain else x.conj().imag)
+        g = torch.complex(torch.zeros(result.shape), torch.ones(result.shape)).to(x.dtype)
+        g = -g.imag if plain else g.conj().imag
+        assert g.is_neg() != plain
+        result.backward(g)
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+    assert grads[0].abs().max() > 0.1
+
+
+def test_incoming_gradients_without_memory():
+    """Those of `is_grads_batched`, and zeros that PyTorch does not store."""
+    x = leaf(normal(5))
+    result = ch.project_cai(x, 2.0)
+    g, given = torch.eye(5).double(), {"retain_graph": True}
+    (batch,) = torch.autograd.grad(result, x, g, is_grads_batched=True, **given)
+    rows = [torch.autograd.grad(result, x, row, **given)[0] for row in g]
+    torch.testing.assert_close(batch, torch.stack(rows))
+    zeros = torch._efficientzerotensor(5, dtype=torch.float64)
+    assert (torch.autograd.grad(result, x, zeros)[0] == 0).all()

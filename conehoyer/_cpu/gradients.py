@@ -266,7 +266,7 @@ def pull_scores(kind, g, y, out, first, last):
         elif not _score(kind, g[r], y[r], 1.0, out[r]):
             w, unit = _scaled(y[r])
             if not _score(kind, g[r], w, unit, out[r]):
-                out[r, :] = y[r, 0] - y[r, 0]  # zeros, or NaN
+                out[r, :] = _sums_of(w, True)[1] * 0.0  # zeros, or NaN
 
 
 # --- groups of a matrix ------------------------------------------------------------------
