@@ -1550,3 +1550,22 @@ def test_incoming_gradients_without_memory():
     torch.testing.assert_close(batch, torch.stack(rows))
     zeros = torch._efficientzerotensor(5, dtype=torch.float64)
     assert (torch.autograd.grad(result, x, zeros)[0] == 0).all()
+
+
+def test_the_gradient_of_a_zero_of_its_own_beside_a_vector():
+    """It takes no part, so that it may move."""
+    w, x = leaf(normal(9)), leaf([0.0])
+    first, second = ch.project_gsp([w, x], 0.6)
+    assert not torch.equal(first, w)
+    (first.sum() + 3.0 * second.sum()).backward()
+    assert x.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("exponent", [-900, 900])
+def test_kernels_and_formulas_agree_on_a_list_of_different_units(exponent, monkeypatch):
+    y = torch.from_numpy(np.ldexp(normal(60, seed=3), np.repeat([exponent, -exponent], 30)))
+    found = both_ways(
+        monkeypatch, lambda x: ch.project_gsp([x[:30], x[30:]], 0.6), y, normal(60, seed=4)
+    )
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-13)
