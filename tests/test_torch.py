@@ -1569,3 +1569,24 @@ def test_kernels_and_formulas_agree_on_a_list_of_different_units(exponent, monke
     )
     assert found[0].isfinite().all()
     torch.testing.assert_close(*found, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cai", "hoyer", "gsp", "hoyer_score"])
+def test_gradients_of_data_whose_squares_are_subnormal(name):
+    y, grads = normal(12, seed=4), []
+    for unit in (1.0, 2.0**-530):
+        x = leaf(y * unit)
+        result = VECTORS[name](x)
+        result.backward(torch.from_numpy(normal(*result.shape, seed=5)))
+        grads.append(x.grad * (unit if name == "hoyer_score" else 1.0))
+    torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["cai", "hoyer l2", "ball", "simplex"])
+def test_what_comes_in_off_the_support_is_of_no_matter(name):
+    x = leaf(normal(9))
+    result = VECTORS[name](x)
+    g = torch.where(result == 0, torch.inf, 1.0)
+    assert g.isinf().any()
+    result.backward(g)
+    assert x.grad.isfinite().all()
