@@ -400,3 +400,23 @@ def test_levels_are_lowered_together(margin):
     expected = np.array([m.lowered(level, margin) for level in given])
     np.testing.assert_array_equal(table[:, WANTED], expected[numbers])
     np.testing.assert_array_equal(result, np.where(np.arange(4) == 1, -1.0, expected))
+
+
+def test_rows_that_keep_too_many_are_found_by_their_numbers():
+    counts, result = np.array([9.0, 2.0, 9.0, 1.0, 3.0, 1.0]), np.array([1, 2.5, 1, 1.5, 4, 1])
+    out = np.array([[1, -2, 3, 0], [0, 1, 0, -1], [1, 2, 3, 0], [1, 1, 0, 0]], np.float64)
+    numbers = np.array([1, 3, 4, 5])  # the third keeps as many as wanted, the last is at level 1
+    assert levels.find_dense(out, counts, result, numbers) == 2
+    np.testing.assert_array_equal(numbers[:2], [1, 3])
+    numbers = np.array([4, 3])
+    assert levels.find_dense(out[[2, 1]], counts, result, numbers) == 1
+    assert numbers[0] == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [100, 3_000, 40_000])
+@pytest.mark.parametrize("beyond", [1, 2**40, np.uint64(2**64 - 1)])
+def test_counts_beyond_a_long_row(dtype, n, beyond):
+    x = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
+    count = n + beyond if isinstance(beyond, int) else beyond
+    np.testing.assert_array_equal(ch.level_for_nnz(x, np.array([count, count])), [n, n])
