@@ -1,5 +1,6 @@
 """Short rows, searched together: their passes against NumPy, the verdicts, and who is left out."""
 
+import itertools
 import math
 
 import numpy as np
@@ -18,7 +19,7 @@ from conehoyer import (
     project_simplex,
 )
 from conehoyer._cpu import engine, short, simd
-from conehoyer._cpu.arrays import LOG, WANTED
+from conehoyer._cpu.arrays import LOG, STATUS, WANTED
 
 DTYPES = [np.float32, np.float64]
 PLAIN = ["gaussian", "cauchy", "zipf", "integers", "near_constant"]
@@ -477,3 +478,28 @@ def test_other_rows_than_the_first_are_left_to_the_engine(check_finite, monkeypa
     short._engine.clear()
     found = project_simplex(x, 2.0, check_finite=check_finite)
     np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("row", [0, 1, -1])
+def test_a_single_row_is_left_to_the_engine(row, monkeypatch):
+    monkeypatch.setattr(short, "_engine", {})
+    x = np.abs(np.random.default_rng(14).standard_normal((5, 50)))
+    x[row] -= 10.0  # τ < 0
+    alone = np.array([project_simplex(part, 2.0) for part in x])
+    short._engine.clear()
+    np.testing.assert_array_equal(project_simplex(x, 2.0), alone)
+    short._engine.clear()
+    np.testing.assert_array_equal(project_simplex(x.T.copy(), 2.0, axis=0), alone.T)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_outcome_of_all_rows(strict):
+    statuses = m.GO, m.FEASIBLE, m.NONFINITE, m.CAPPED
+    for status in itertools.product(statuses, repeat=3):
+        if strict and m.NONFINITE in status:
+            expected = m.NONFINITE
+        else:
+            expected = m.GO if m.GO in status else max(status)
+        table = np.zeros((3, LOG))
+        table[:, STATUS] = status
+        assert engine.outcome(table, strict) == expected
