@@ -1663,3 +1663,23 @@ def test_a_matrix_or_a_masked_array_as_out(groups, order, dtype, make_out):
         assert project(x, out=out) is out
         np.testing.assert_array_equal(np.ma.getmaskarray(out), mask)
         np.testing.assert_array_equal(np.asarray(out), project(x))
+
+
+@pytest.mark.parametrize("shape", [(12,), (5, 12), (2, 3, 4)])
+@pytest.mark.parametrize("axis", [-1, 0, None])
+@pytest.mark.parametrize("memory", ["read-only", "read-only F", "F", "strided", "swapped", "plain"])
+def test_kernels_see_rows_in_order_that_count_as_writable(shape, axis, memory):
+    """Whatever ran before in the process: they are compiled for no other arrays."""
+    plain = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
+    x = np.array(plain, order="F" if memory.endswith("F") else "C")
+    if memory == "strided":
+        x = np.repeat(x, 2, axis=-1)[..., ::2]
+    x = x.astype(">f8") if memory == "swapped" else x
+    x.flags.writeable = not memory.startswith("read-only")
+    rows = _checks.rows(_checks.slices(x, axis))
+    assert rows.flags.carray
+    assert rows.dtype is np.dtype(np.float64)
+    wanted = plain.reshape(1, -1) if axis is None else np.moveaxis(plain, axis, -1)
+    np.testing.assert_array_equal(rows, wanted.reshape(rows.shape))
+    if memory in ("plain", "read-only") and axis != 0:
+        assert np.shares_memory(rows, x)
