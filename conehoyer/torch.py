@@ -282,6 +282,7 @@ def _pull(job, gs, ys, xs):
 
     16-bit formats are computed in float32, as the projections are.
     """
+    gs = [g if g.layout is torch.strided else g.to_dense() for g in gs]  # from an embedding
     lifted = [torch.promote_types(y.dtype, torch.float32) for y in ys]
     dtypes = [y.dtype for y in ys]
     ys = [y.to(d) for y, d in zip(ys, lifted, strict=True)]

@@ -1385,6 +1385,17 @@ def test_ties_of_float32_are_ties_for_all_their_rounding(inner):
             assert x.grad.abs().max() < 50.0
 
 
+def test_an_incoming_gradient_that_is_sparse():
+    y, index = normal(6, 5), torch.tensor([1, 4, 1])
+    grads = []
+    for sparse in (True, False):
+        x = leaf(y)
+        rows = torch.nn.functional.embedding(index, ch.project_cai(x, 2.0), sparse=sparse)
+        rows.square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
 def test_the_gradient_of_vectors_of_one_entry():
     """None of them takes part."""
     x, y = leaf(normal(1)), leaf(normal(1, seed=1))
