@@ -228,8 +228,8 @@ def _in_unit(given, u):
     g, x, y = given
     if y.itemsize == 4:
         return given, u
-    flat = y.reshape(len(y), -1)
-    tops = np.maximum(flat.max(axis=1), -flat.min(axis=1))
+    tops = np.empty(len(y))
+    gradients.find_tops(y.reshape(len(y), -1), tops)
     far = (0.0 < tops) & (tops < math.inf) & ~((1e-100 < tops) & (tops < 1e100))
     if not far.any():
         return given, u

@@ -399,6 +399,13 @@ def _join(inner, sums, first, last, goal, g):
 
 
 @kernel
+def find_tops(x, tops):
+    """The largest magnitude of each row."""
+    for r in range(len(x)):
+        tops[r] = passes.largest(x[r], YES)
+
+
+@kernel
 def sum_groups(inner, kind, height, width, labels, g, x, y, sums, first, last):
     """Add up the groups of matrices first..last−1: see `_take`.  The sums are zero at first.
 
