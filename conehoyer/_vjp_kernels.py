@@ -100,7 +100,8 @@ def gsp(gs, xs, ys, axis, workers):
         if s.length < 2:  # takes no part
             out.rows[...] = g
         else:
-            slopes = c * _over(table[:, L1_NORM], np.square(table[:, L2_NORM]))
+            with np.errstate(all="ignore"):
+                slopes = c * _over(table[:, L1_NORM], np.square(table[:, L2_NORM]))
             scales = np.ascontiguousarray(table[:, SCALE])
             task = partial(gradients.add_bends, x, scales, c, slopes, out.rows)
             run_split(task, len(x), threads)
@@ -122,12 +123,12 @@ def _shared_bends(tables, lengths):
         kappa, inner, norm = table[:, KAPPA], table[:, ALONG], table[:, L2_NORM]
         beta = 1.0 / (math.sqrt(n) - 1.0) if n > 1 else 0.0
         h = _over(table[:, L1_NORM], norm)
-        m = kappa * _over(table[:, OF_SIGNS] - h * inner, bend) + (kappa - 1.0) * _over(inner, h)
+        own = kappa * _over(table[:, OF_SIGNS] - h * inner, bend) + (kappa - 1.0) * _over(inner, h)
         omega = np.where(bend > 0.0, beta * kappa * _over(table[:, SCALE] / most, norm), 0.0)
-        above, below = above + (beta * bend * m).sum(), below + (beta * bend * omega).sum()
-        pairs.append((np.where(bend > 0.0, m, 0.0), omega))
+        above, below = above + (beta * bend * own).sum(), below + (beta * bend * omega).sum()
+        pairs.append((np.where(bend > 0.0, own, 0.0), omega))
     share = above / below if below != 0.0 else 0.0
-    return [m - omega * share for m, omega in pairs]
+    return [own - omega * share for own, omega in pairs]
 
 
 # --- groups of a matrix ------------------------------------------------------------------
