@@ -343,7 +343,9 @@ def test_kernels_and_formulas_agree_on_groups(
 
 
 @pytest.mark.parametrize("shape", [(37, 41), (8, 100), (100, 1), (1, 100), (70, 64)])
-@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (3, 40), (40, 3), (1, 4)])
+@pytest.mark.parametrize(
+    "groups", ["columns", "rows", "diagonals", (3, 40), (40, 3), (1, 4), (3, 1), (2, 35)]
+)
 @pytest.mark.parametrize("name", ["level", "level l2", "level l1", "exact"])
 def test_kernels_and_formulas_agree_on_larger_groups(name, groups, shape, monkeypatch):
     y, g = normal(*shape, seed=7), normal(shape[0] * shape[1], seed=8)
@@ -351,6 +353,17 @@ def test_kernels_and_formulas_agree_on_larger_groups(name, groups, shape, monkey
         x = torch.from_numpy(np.asarray(y, order=order))
         found = both_ways(monkeypatch, lambda t: MATRICES[name](t, groups=groups), x, g)
         torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("groups", ["columns", "rows", (4, 2), (2, 40), "diagonals"])
+def test_kernels_and_formulas_agree_where_the_largest_of_a_group_tie(groups, monkeypatch):
+    """In one of its columns, in one of its rows, and in both; with either sign."""
+    y = torch.from_numpy(np.round(normal(12, 80, seed=9)) + 0.25)
+    y[::3] *= -1.0
+    found = both_ways(
+        monkeypatch, lambda t: ch.project_bilevel(t, 4.0, groups=groups), y, normal(960)
+    )
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("exponent", [0, 1000, -1000])
