@@ -206,7 +206,7 @@ def _coefficients(norm, sums, u, through):
     """What `gradients.pull_groups` needs, from the sums and the bounds u of the groups."""
     differ, a, b, c = (np.ascontiguousarray(sums[:, k]) for k in range(4))
     kept = (u > 0.0) | (differ.max(axis=1, keepdims=True) == 0.0)  # there the constraint was met
-    changed = (differ > 0.0) & kept
+    changed = differ > 0.0
     if norm == LINF:
         return kept, a, through(c, u, a) / np.maximum(b, 1.0)
     if norm == L2:
