@@ -287,12 +287,13 @@ def _norms(z, unit, groups, inner, workers, result):
 
 
 def to_caller(values, groups: Groups, x: Matrices) -> np.ndarray:
-    """Values of the groups of one matrix, from the kernels' order to the caller's."""
+    """Values of the groups of each matrix, from the kernels' order to the caller's."""
+    several = values.shape[:-1]
     if x.turned and groups.kind == kernels.DIAGONALS:
-        return values[::-1]
+        return values[..., ::-1]
     if x.turned and groups.kind == kernels.BLOCKS and not groups.lines:
-        return values.reshape(groups.shape[::-1]).T
-    return values.reshape(groups.shape)
+        return values.reshape(*several, *groups.shape[::-1]).swapaxes(-1, -2)
+    return values.reshape(*several, *groups.shape)
 
 
 def mask(kept, groups: Groups, x: Matrices) -> np.ndarray:

@@ -279,8 +279,8 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
 def _of_groups(data, parts, radii):
     """The radii of the groups, in the caller's order."""
     batch = () if parts.whole else data.batch
-    ordered = [_groups.to_caller(row, parts, data) for row in radii]
-    return np.array(ordered).reshape(*batch, *parts.shape)
+    ordered = np.ascontiguousarray(_groups.to_caller(radii, parts, data))
+    return ordered.reshape(*batch, *parts.shape)
 
 
 def _bilevel(
