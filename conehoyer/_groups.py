@@ -186,7 +186,7 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
     if turned:
         height, width = width, height
     rows, columns = (columns, rows) if turned else (rows, columns)
-    line = _line(height, width, rows, columns, np.dtype(dtype).itemsize)
+    line = line_of(height, width, rows, columns, np.dtype(dtype).itemsize)
     return Groups(
         kernels.BLOCKS, height, width, _NO_LABELS, shape, math.prod(shape),
         lines=lines, line=line, small=height * width <= _SMALL_BLOCK,
@@ -194,7 +194,7 @@ def _blocks(height, width, rows, columns, turned, dtype, lines=""):
     )  # fmt: skip
 
 
-def _line(height, width, rows, columns, itemsize):
+def line_of(height, width, rows, columns, itemsize):
     """See `Groups.line`: a row costs a few calls, what is kept for a long one leaves the caches."""
     short = width < columns or width * itemsize < _SHORT
     if not short or height > 1 or not columns or columns % width:

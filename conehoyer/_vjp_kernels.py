@@ -15,7 +15,7 @@ from ._cpu import gradients
 from ._cpu.arrays import BLOCKS, DIAGONALS, LABELS
 from ._cpu.gradients import ALONG, BEND, KAPPA, L1_NORM, L2_NORM, OF_SIGNS, SCALE
 from ._cpu.groups import L1, L2, LINF
-from ._groups import INNER
+from ._groups import INNER, line_of
 from ._threads import DEALT_FROM, resolve_workers, run_split
 
 _KINDS = {
@@ -181,6 +181,8 @@ def groups(g, x, y, radii, layout, inner, bounds_sum, feasible, workers):
     """
     layout, whole = _layout(layout, y.shape)
     stack = (1, 1, y.numel()) if whole else (-1, *y.shape[-2:])
+    if layout[0] == BLOCKS and (line := line_of(*layout[1:3], *y.shape[-2:], y.element_size())):
+        stack = (y.shape[:-2].numel(), -1, line)  # blocks of one row stay as they are
     given = tuple(np.ascontiguousarray(_array(t)).reshape(stack) for t in (g, x, y))
     given = tuple(_checks.borrowed(a) for a in given)
     y, count = given[2], len(given[2])

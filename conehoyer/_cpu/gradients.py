@@ -13,7 +13,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import passes
-from .arrays import BLOCKS, DIAGONALS, LABELS, YES, uncounted
+from .arrays import BLOCKS, DIAGONALS, LABELS, YES, keep, uncounted
 from .groups import L1, L2, LINF, copy
 
 _REORDERED = {"fastmath": {"reassoc", "contract", "nsz"}}
@@ -189,7 +189,8 @@ def pull_rows(kind, nonneg, keeps_norm, mended, eps, g, x, y, out, table, first,
     If `table` has columns, CAI and Hoyer tell of each row κ; ‖q‖² of q = s − ⟨s, z⟩z with z along
     x, 0 where entries tie; ⟨s, g⟩; ⟨z, g⟩; the norms of x in a unit, and the inverse of that unit.
     """
-    g, x, y, out = uncounted(g), uncounted(x), uncounted(y), uncounted(out)
+    g, x, y = uncounted(g), uncounted(x), uncounted(y)
+    out, table = uncounted(out), uncounted(table)
     for r in range(first, last):
         if mended and _was_met(x[r], y[r], nonneg):
             _pass_on(g[r], x[r], nonneg, out[r])
@@ -365,6 +366,29 @@ def _join_tops(goal, g, top, number):
 
 
 @helper
+def _take_labelled(inner, g, x, y, labels, goal):
+    """Take entries of a row, each of the group that its label says."""
+    for j in range(x.size):
+        k, w, h = labels[j], np.float64(y[j]), np.float64(g[j])
+        differs = x[j] != y[j]
+        if differs:
+            goal[DIFFER, k] += 1.0
+        if inner == L2:
+            goal[A, k] += w * w
+            goal[B, k] += w * h
+            continue
+        s = _sign(np.float64(x[j]))
+        if inner == L1:
+            goal[A, k] += abs(w)
+            goal[B, k] += 1.0 if s != 0.0 else 0.0
+            goal[C, k] += s * h if s != 0.0 else 0.0
+            continue
+        goal[C, k] += s * h if differs else 0.0
+        if inner == LINF:
+            _join_tops(goal, k, abs(w), 1.0)
+
+
+@helper
 def _take_along(inner, g, x, y, goal, k):
     """Take entries of a row, all of one group."""
     if inner == L2:
@@ -412,15 +436,14 @@ def sum_groups(inner, kind, height, width, labels, g, x, y, sums, first, last):
     For `kind` to `labels` see `groups`; the groups are in the caller's order.
     """
     rows, columns = x.shape[1], x.shape[2]
-    line = np.zeros((4, columns if kind == BLOCKS else 1))
+    own_line = np.zeros((4, columns if kind == BLOCKS else 1))
+    g, x, y, line = uncounted(g), uncounted(x), uncounted(y), uncounted(own_line)
+    sums, labels = uncounted(sums), uncounted(labels)
     for k in range(first, last):
         goal = sums[k]
         for i in range(rows):
             if kind == LABELS:
-                for j in range(columns):
-                    some = slice(j, j + 1)
-                    given = g[k, i, some], x[k, i, some], y[k, i, some]
-                    _take(inner, *given, goal, labels[i, j])
+                _take_labelled(inner, g[k, i], x[k, i], y[k, i], labels[i], goal)
             elif kind == DIAGONALS:
                 _take(inner, g[k, i], x[k, i], y[k, i], goal, rows - 1 - i)
             elif width == 1 and height >= rows:
@@ -438,6 +461,7 @@ def sum_groups(inner, kind, height, width, labels, g, x, y, sums, first, last):
                     for j in range(0, columns, width):
                         _join(inner, line, j, min(j + width, columns), goal, place + j // width)
                     line[:] = 0.0
+    keep(own_line)
 
 
 @helper
@@ -482,7 +506,9 @@ def _repeat(values, place, width, line):
 def pull_groups(inner, kind, height, width, labels, g, x, y, coefficients, out, first, last):
     """The gradients of matrices first..last−1: see `_give`, and `sum_groups`."""
     rows, columns = x.shape[1], x.shape[2]
-    line = np.empty((3, columns))
+    own_line = np.empty((3, columns))
+    g, x, y, line = uncounted(g), uncounted(x), uncounted(y), uncounted(own_line)
+    coefficients, out = uncounted(coefficients), uncounted(out)
     for k in range(first, last):
         given = coefficients[k]
         for i in range(rows):
@@ -499,3 +525,4 @@ def pull_groups(inner, kind, height, width, labels, g, x, y, coefficients, out, 
                     _repeat(given[c], place, width, line[c])
             kept, a, b = line[KEPT], line[FIRST], line[SECOND]
             _give(inner, g[k, i], x[k, i], y[k, i], kept, a, b, out[k, i])
+    keep(own_line)
