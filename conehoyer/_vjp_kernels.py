@@ -154,7 +154,7 @@ def _over(a, b):
 
 
 def _outer(kind, eps, g, u, v):
-    """Back through the projection u of the norms v, each row by itself: without their means met."""
+    """Back through the projection u of the norms v; a constraint that was met is not looked for."""
     out = np.empty_like(u)
     nothing = np.empty((len(u), 0))
     gradients.pull_rows(kind, False, False, False, eps, g, u, v, out, nothing, 0, len(u))

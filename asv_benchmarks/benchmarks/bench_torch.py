@@ -30,16 +30,6 @@ class Torch:
         torch.set_num_threads(1)
         self.array, self.project = call_of(function, n, dtype)
         self.tensor = torch.from_numpy(self.array)
-        self.leaf = self.tensor.clone().requires_grad_()
-        self.result = self.project(self.leaf)
-        gradient = torch.ones_like(self.result)
-        self.backward = partial(
-            torch.autograd.grad, self.result, self.leaf, gradient, retain_graph=True
-        )
-
-    @sampled("ratio")
-    def track_backward_over_forward(self, *params):
-        return compare((self.backward, partial(self.project, self.tensor))).samples
 
     @sampled("ratio")
     def track_tensor_over_array(self, *params):

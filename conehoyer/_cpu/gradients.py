@@ -1,7 +1,7 @@
 """Vector-Jacobian products: from the gradient g of a result x to that of its input y.
 
 The formulas are those of ``docs/theory/gradients.rst``, and of `_vjp`, whose dozens of passes by
-PyTorch are three here.  One slice is a row.  Sums are taken in float64, by loops that the compiler
+PyTorch are a few here.  One slice is a row.  Sums are taken in float64, by loops that the compiler
 may reorder, so that it takes a register of entries at a time.  They call nothing, as that would be
 reordered as well, and have no factor of their own, which would be moved.
 """
