@@ -512,10 +512,12 @@ def _l1inf(parts, slack, check_finite, matrices, out, radii, info, workers):
     if matrices[0].nbytes < _groups.PARALLEL_FROM:
         workers = 1
     state = np.empty((kernels_of_l1inf.FIELDS, parts.number))
+    in_order = kernels_of_lists.lie_in_order(*parts.layout[:3], matrices.shape[2])
+    room = np.empty(0 if in_order else matrices[0].size, matrices.dtype)
     kernels_of_l1inf.project(
         kernels_of_l1inf.addresses(matrices.dtype), matrices, *parts.layout,
-        *_groups.listed(matrices.shape[1:], parts), state, slack, _MOST_ROUNDS, out, radii, info,
-        workers, team(workers),
+        *_groups.listed(matrices.shape[1:], parts), room, state, slack, _MOST_ROUNDS, out, radii,
+        info, workers, team(workers),
     )  # fmt: skip
     _report_nonfinite(check_finite, out, radii, info)
 

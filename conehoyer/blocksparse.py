@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._checks import MOST, as_array, borrowed, check_out, fill, integer, real, result_dtype
+from ._cpu import across, tiles
 from ._cpu import blocksparse as kernels
-from ._cpu import tiles
 from ._cpu.simd import PLAIN as _PLAIN
 from ._threads import resolve_workers, run_parts, run_split
 
@@ -854,11 +854,7 @@ class BlockSparse:
 
 
 def _transpose(x, result, workers):
-    if _PLAIN:
-        result[...] = x.T
-        return
-    square = (0,) * tiles.lanes_of(x.dtype)
-    run_split(functools.partial(kernels.transpose, square, x, result), x.shape[0], workers)
+    run_split(functools.partial(across.transpose_rows, x, result), x.shape[0], workers)
 
 
 def _threads(workers, work) -> int:

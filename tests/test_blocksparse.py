@@ -821,7 +821,7 @@ def test_workers_share_the_columns(block, turned, packed, monkeypatch):
 def test_plain_loops_need_no_registers(monkeypatch):
     """Where there are none, no kernel for registers is called."""
     monkeypatch.setattr(blocksparse, "_PLAIN", True)
-    for name in ("multiply", "multiply_columns", "multiply_gathered", "transpose"):
+    for name in ("multiply", "multiply_columns", "multiply_gathered"):
         monkeypatch.setattr(blocksparse.kernels, name, None)
     for block in ((1, 32), (8, 1), (32, 1)):
         w = sparse(np.random.default_rng(3), (64, 32), block, 0.5)

@@ -111,6 +111,14 @@ def _last_rows(source, first, stride, rows, columns, target, begin, target_strid
 
 
 @helper
+def _expect(target, begin, stride, first, last, width):
+    """Ask for what a register reaches in the rows first..last−1 of the target."""
+    for c in range(first, last):
+        simd.fetch_to_write(target, begin + c * stride)
+        simd.fetch_to_write(target, begin + c * stride + width - 1)
+
+
+@helper
 def transpose(source, first, stride, rows, columns, target, begin, target_stride):
     """``target[begin + c*target_stride + r] = source[first + r*stride + c]``, both flat."""
     width = simd.lanes(source)
@@ -129,9 +137,14 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
         )
         return
     whole_rows, whole_columns = rows // width * width, columns // width * width
-    for left in range(0, whole_columns, STRIP * width):  # each row of a large array is on a page
+    # A store across two cache lines waits for both, one store at a time, unless they are there.
+    strip = STRIP * width  # each row of a large array is on a page
+    _expect(target, begin, target_stride, 0, min(strip, whole_columns), width)
+    for left in range(0, whole_columns, strip):
         for r in range(0, whole_rows, width):
-            for c in range(left, min(left + STRIP * width, whole_columns), width):
+            ahead = r + width if r + width < whole_rows else strip * target_stride
+            for c in range(left, min(left + strip, whole_columns), width):
+                _expect(target, begin + ahead, target_stride, c, c + width, width)
                 simd.transpose(
                     source, first + r * stride + c, stride,
                     target, begin + c * target_stride + r, target_stride,
@@ -161,6 +174,14 @@ def transpose_each(x, out):
     for k in range(count):
         begin = k * rows * columns
         transpose(source, begin, columns, rows, columns, target, begin, rows)
+
+
+@kernel
+def transpose_rows(x, out, first, last):
+    """Rows first..last−1 of x, as columns of `out`."""
+    (rows, columns), begin = x.shape, first * x.shape[1]
+    source, target = x.reshape(x.size), out.reshape(out.size)
+    transpose(source, begin, columns, last - first, columns, target, first, rows)
 
 
 @kernel

@@ -216,22 +216,6 @@ def multiply(
                                 out[row + i, column + j] = corner[i * wide + j]
 
 
-@kernel
-def transpose(square, x, result, begin, end):
-    """Rows begin..end−1 of x, as columns of the result, square by square."""
-    (n, length), side = x.shape, len(square)
-    source, goal = x.reshape(x.size), result.reshape(result.size)
-    along, across = evenly(square, 0, length), evenly(square, 0, n)
-    for top in range(begin, end, side):
-        whole = length // side * side if top + side <= end else 0
-        for left in range(0, whole, side):
-            tile = turn_tile(load_tile((0,), source, along, top * length + left))
-            store_tile(tile, (0,), goal, across, left * n + top)
-        for j in range(whole, length):
-            for i in range(top, min(top + side, end)):
-                result[j, i] = x[i, j]
-
-
 # --- rows of single entries, gathered ---------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numba.core import types
 
 from .. import _math as m
-from .._jit import helper, kernel
+from .._jit import helper, inlined, kernel
 from . import groups, lists, passes, simd
 from .apart import address_of, taker
 from .arrays import NO, PASSES, REACHED, STATUS, THRESHOLD, WANTED, YES
@@ -28,45 +28,78 @@ UNIT_OF_SUMS = 2.0**m.SUMS_EXPONENT
 
 
 @helper
+def _rest(z, place, end):
+    """|z| from `place` on, zeros from `end` on: what is left of a block, if anything."""
+    inlined()
+    there = simd.first_lanes(simd.splat_wide(0.0), end - place)
+    return simd.magnitude(simd.widen(simd.load_part(z, place, there)))
+
+
+@helper
+def _join(a, counts, sums, tops):
+    inlined()
+    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
+    counts = simd.where(simd.above(a, zero), simd.add(counts, one), counts)
+    return counts, simd.add(sums, a), simd.where(simd.above(a, tops), a, tops)
+
+
+@helper
+def _whole(z):
+    """Count and sum of the a = |z| > 0, and the largest; the sum of NaN is NaN."""
+    zero = simd.splat_wide(0.0)
+    tops, nu, s, lost = zero, 0.0, 0.0, 0.0
+    for begin in range(0, z.size, passes.BLOCK):
+        end = min(begin + passes.BLOCK, z.size)
+        whole = end // simd.WIDE * simd.WIDE
+        counts, sums = zero, zero
+        for i in range(begin, whole, simd.WIDE):
+            a = simd.magnitude(simd.load_wide(z, i))
+            counts, sums, tops = _join(a, counts, sums, tops)
+        if whole < end:
+            counts, sums, tops = _join(_rest(z, whole, end), counts, sums, tops)
+        nu += simd.total(counts)
+        s, lost = passes.add_exactly(s, lost, simd.total(sums))
+    return nu, s + lost, simd.peak(tops)
+
+
+@helper
+def _join_above(a, far, counts, sums, under, over):
+    inlined()
+    zero, one, nothing = simd.splat_wide(0.0), simd.splat_wide(1.0), simd.splat_wide(math.inf)
+    inside = simd.above(a, far)
+    counts = simd.where(inside, simd.add(counts, one), counts)
+    sums = simd.where(inside, simd.add(sums, simd.sub(a, far)), sums)
+    low, high = simd.where(inside, zero, a), simd.where(inside, a, nothing)
+    return counts, sums, simd.where(simd.above(low, under), low, under), simd.smaller(high, over)
+
+
+@helper
 def _above(z, anchor):
     """Count and Σ(a − anchor) over the a = |z| > anchor; the entries next to it on both sides."""
-    far, zero, one = simd.splat_wide(anchor), simd.splat_wide(0.0), simd.splat_wide(1.0)
-    nothing = simd.splat_wide(math.inf)
-    under, over = zero, nothing
-    nu, s = 0.0, 0.0
-    whole = z.size // simd.WIDE * simd.WIDE
-    for begin in range(0, whole, passes.BLOCK):
+    far, zero = simd.splat_wide(anchor), simd.splat_wide(0.0)
+    under, over, nu, s, lost = zero, simd.splat_wide(math.inf), 0.0, 0.0, 0.0
+    for begin in range(0, z.size, passes.BLOCK):
+        end = min(begin + passes.BLOCK, z.size)
+        whole = end // simd.WIDE * simd.WIDE
         counts, sums = zero, zero
-        for i in range(begin, min(begin + passes.BLOCK, whole), simd.WIDE):
+        for i in range(begin, whole, simd.WIDE):
             a = simd.magnitude(simd.load_wide(z, i))
-            inside = simd.above(a, far)
-            counts = simd.where(inside, simd.add(counts, one), counts)
-            sums = simd.where(inside, simd.add(sums, simd.sub(a, far)), sums)
-            under = simd.larger(under, simd.where(inside, zero, a))
-            over = simd.smaller(over, simd.where(inside, a, nothing))
+            counts, sums, under, over = _join_above(a, far, counts, sums, under, over)
+        if whole < end:
+            a = _rest(z, whole, end)
+            counts, sums, under, over = _join_above(a, far, counts, sums, under, over)
         nu += simd.total(counts)
-        s += simd.total(sums)
-    low, high = simd.peak(under), -simd.peak(simd.sub(zero, over))
-    for i in range(whole, z.size):
-        a = abs(float(z[i]))
-        if a > anchor:
-            nu += 1.0
-            s += a - anchor
-            high = min(high, a)
-        else:
-            low = max(low, a)
-    return nu, s, low, high
+        s, lost = passes.add_exactly(s, lost, simd.total(sums))
+    return nu, s + lost, simd.peak(under), -simd.peak(simd.sub(zero, over))
 
 
 @kernel
 def start(values, starts, state, first, last):
     """State of the groups first..last−1 at u = 0, and their largest entries."""
     for j in range(first, last):
-        own = values[starts[j] : starts[j + 1]]
-        nu, s, _ = passes.sums(own, YES, 0.0, 0.0)
-        state[TOTALS, j], state[COUNTS, j], state[EXCESS, j], state[BOUNDS, j] = s, nu, s, 0.0
-        state[UNDER, j] = state[OVER, j] = 0.0  # unknown: the first step reads the group
-        state[TOPS, j] = max(passes.largest(own, YES), 0.0)
+        nu, s, top = _whole(values[starts[j] : starts[j + 1]])
+        state[TOTALS, j], state[COUNTS, j], state[EXCESS, j], state[TOPS, j] = s, nu, s, top
+        state[BOUNDS, j] = state[UNDER, j] = state[OVER, j] = 0.0  # the first step reads the group
 
 
 @kernel
@@ -95,18 +128,41 @@ def advance_bounds(values, starts, theta, state, moved, first, last):
 
 
 @helper
+def _sum_tangents(u, nu, s, theta, total, slope):
+    """How many bounds are above 0 at θ, and what they add to Σu and Σ1/ν; lanes with ν = 0 none."""
+    inlined()
+    zero, one = simd.splat_wide(0.0), simd.splat_wide(1.0)
+    u = m.l1inf_tangent(u, nu, s, theta)
+    inside = simd.both(simd.above(nu, zero), simd.above(u, zero))
+    total = simd.where(inside, simd.add(total, u), total)
+    return simd.count(inside), total, simd.where(inside, simd.add(slope, one / nu), slope)
+
+
+@helper
+def _tangents(theta, bounds, counts, excess):
+    """Σu and Σ1/ν over the groups whose bound is above 0 at θ, and their number."""
+    far, zero = simd.splat_wide(theta), simd.splat_wide(0.0)
+    total, slope, count = zero, zero, 0
+    whole = bounds.size // simd.WIDE * simd.WIDE
+    for j in range(0, whole, simd.WIDE):
+        u, nu = simd.load_wide(bounds, j), simd.load_wide(counts, j)
+        more, total, slope = _sum_tangents(u, nu, simd.load_wide(excess, j), far, total, slope)
+        count += more
+    if whole < bounds.size:
+        there = simd.first_lanes(zero, bounds.size - whole)
+        u, nu = simd.load_part(bounds, whole, there), simd.load_part(counts, whole, there)
+        s = simd.load_part(excess, whole, there)
+        more, total, slope = _sum_tangents(u, nu, s, far, total, slope)
+        count += more
+    return simd.total(total), simd.total(slope), count
+
+
+@helper
 def solve(radius, theta, bounds, counts, excess):
     """The θ with Σ_j max(u_j + (S_j − θ)/ν_j, 0) = radius, from the left."""
     active, repeated = -1, 0
     for _ in range(bounds.size + 4):
-        total, slope, count = 0.0, 0.0, 0
-        for j in range(bounds.size):
-            if counts[j] > 0.0:
-                u = m.l1inf_tangent(bounds[j], counts[j], excess[j], theta)
-                if u > 0.0:
-                    total += u
-                    slope += 1.0 / counts[j]
-                    count += 1
+        total, slope, count = _tangents(theta, bounds, counts, excess)
         # On the same groups the step is exact but for rounding: once more from close by.
         repeated = repeated + 1 if count == active else 0
         if slope == 0.0 or repeated == 2:
@@ -206,13 +262,14 @@ def _search(places, values, starts, radius, most, state, workers, desks):
 
 @kernel
 def project(
-    places, matrices, kind, height, width, labels, starts, listed, state, tol, most, out, radii,
-    info, workers, desks,
+    places, matrices, kind, height, width, labels, starts, listed, room, state, tol, most, out,
+    radii, info, workers, desks,
 ):  # fmt: skip
     """Project matrices onto the ball; of those that are not finite, only the status is told.
 
-    For the `places` see `addresses`, for `starts` and the places `listed` `lists`; `state` has
-    `FIELDS` rows, and ``info[:, WANTED]`` brings in the radii.  The rows of `radii` take the bounds
+    For the `places` see `addresses`, for `starts` and the places `listed` `lists`; `room` is for a
+    matrix's entries, group by group, where they do not lie so; `state` has `FIELDS` rows, and
+    ``info[:, WANTED]`` brings in the radii.  The rows of `radii` take the bounds
     if they have room.  `most`: rounds, at most.  For the workers and their desks see
     `waiting.split_at`.
     """
@@ -221,7 +278,7 @@ def project(
         x, about = matrices[b], info[b]
         radius, unit, values = about[WANTED], 1.0, x.reshape(-1)
         if not lists.lie_in_order(kind, height, width, x.shape[1]):
-            values = np.empty(x.size, x.dtype)
+            values = room
             taken = _to_gather((x, kind, height, width, starts, listed, values))
             split_at(places[0], taken, number, workers, desks)
         split_at(places[1], _to_start((values, starts, state)), number, workers, desks)

@@ -5,6 +5,7 @@ takes a place for each entry; of blocks and diagonals, where each group starts s
 """
 
 import numpy as np
+from numba.extending import register_jitable
 
 from .. import _math as m
 from .._jit import helper, kernel
@@ -13,11 +14,13 @@ from .across import transpose
 from .arrays import BLOCKS, DIAGONALS, LABELS, LOG, NO, NONE, ONE, STATUS, WANTED, YES
 
 ROOM = 1 << 14  # entries of the groups that are listed at a time, about: they stay in a cache
+ABREAST = 16  # diagonals that are copied at once, about a line of each row
+AT_A_TIME = 64  # rows of them
 AT_ONCE = 256  # groups that are projected by one call
 LONG = 256  # entries of a group from which a call for each costs little
 
 
-@helper
+@register_jitable
 def lie_in_order(kind, height, width, columns):
     """Whether the matrix itself is the list."""
     return kind == BLOCKS and (width == columns or (height == 1 and columns % width == 0))
@@ -61,6 +64,21 @@ def find_groups(kind, height, width, labels, rows, columns, starts, places):
 
 
 @helper
+def _copy_diagonals(flat, rows, columns, first, last, starts, values, back):
+    """Some neighbouring diagonals to the list, or `back`: a few rows at a time, for the caches."""
+    for top in range(max(rows - last, 0), min(rows, rows - 1 - first + columns), AT_A_TIME):
+        for g in range(first, last):
+            at, count = _diagonal(g, rows, columns)
+            down = max(rows - 1 - g, 0)
+            place, step = starts[g] - starts[first], columns + 1
+            for k in range(max(top - down, 0), min(top + AT_A_TIME - down, count)):
+                if back:
+                    flat[at + k * step] = values[place + k]
+                else:
+                    values[place + k] = flat[at + k * step]
+
+
+@helper
 def _copy_blocks(flat, at, columns, low, wide, width, values, place, back):
     """Blocks side by side to the list, or `back`; the first begins at `at`, and all are `wide`."""
     for left in range(0, wide, width):
@@ -88,14 +106,9 @@ def _copy_listed(x, kind, height, width, starts, places, first, last, values, ba
                 values[k - base] = flat[places[k]]
         return
     if kind == DIAGONALS:
-        for g in range(first, last):
-            at, count = _diagonal(g, rows, columns)
-            place = starts[g] - base
-            for k in range(count):
-                if back:
-                    flat[at + k * (columns + 1)] = values[place + k]
-                else:
-                    values[place + k] = flat[at + k * (columns + 1)]
+        for g in range(first, last, ABREAST):
+            end = min(g + ABREAST, last)
+            _copy_diagonals(flat, rows, columns, g, end, starts, values[starts[g] - base :], back)
         return
     across = (columns + width - 1) // width
     g = first

@@ -158,7 +158,7 @@ def load(typingctx, array, index):
     return vec(array, index), codegen
 
 
-def _fetching(level, doc):
+def _fetching(level, doc, to_write=0):
     def operation(typingctx, array, index):
         def codegen(context, builder, signature, args):
             data = context.make_array(array)(context, builder, args[0]).data
@@ -166,7 +166,7 @@ def _fetching(level, doc):
             i32 = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            builder.call(function, [pointer, i32(0), i32(level), i32(1)])
+            builder.call(function, [pointer, i32(to_write), i32(level), i32(1)])
             return context.get_dummy_value()
 
         return types.void(array, index), codegen
@@ -177,6 +177,7 @@ def _fetching(level, doc):
 
 fetch = _fetching(3, "Ask for the cache line of ``array[index]``, without waiting for it.")
 fetch_early = _fetching(2, "`fetch` into the second cache, which waits for more lines at once.")
+fetch_to_write = _fetching(3, "`fetch` for a store.", 1)
 
 
 @intrinsic
