@@ -1683,3 +1683,43 @@ def test_kernels_see_rows_in_order_that_count_as_writable(shape, axis, memory):
     np.testing.assert_array_equal(rows, wanted.reshape(rows.shape))
     if memory in ("plain", "read-only") and axis != 0:
         assert np.shares_memory(rows, x)
+
+
+def _turned(x):
+    """A copy of the matrices whose columns lie one behind the other."""
+    return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(150, 71), (61, 137), (2, 3, 45, 38)])
+@pytest.mark.parametrize(
+    "project",
+    [
+        lambda x, **options: ch.project_simplex(x, 0.03 * x.size, axis=None, **options),
+        lambda x, **options: ch.project_cai(x, 5.0, axis=-1, **options),
+        lambda x, **options: ch.project_bilevel(x, radius=9.0, groups=(7, 3), **options),
+        lambda x, **options: ch.project_l1inf_ball(x, 9.0, groups="rows", **options),
+        lambda x, **options: ch.project_gsp(x, 0.6, axis=-1, **options),
+    ],
+    ids=["none", "last", "bilevel", "l1inf", "gsp"],
+)
+def test_large_matrices_in_any_order(project, shape, dtype):
+    """They are turned, not copied entry by entry, on the way in and out: the same result."""
+    x = np.random.default_rng(5).standard_normal(shape).astype(dtype)
+    assert x.nbytes >= _checks._LARGE
+    expected = project(x)
+    unaligned = np.zeros(x.nbytes + 1, np.uint8)[1:].view(dtype)
+    unaligned = unaligned.reshape(*shape[:-2], *shape[:-3:-1]).swapaxes(-1, -2)
+    unaligned[...] = x
+    close = partial(np.testing.assert_allclose, rtol=0, atol=16 * np.finfo(dtype).eps)
+    frozen = _turned(x)
+    frozen.flags.writeable = False
+    for y in (x, _turned(x), frozen, unaligned, np.asfortranarray(x)):
+        before = y.copy()
+        close(project(y), expected)
+        outs = [np.zeros_like(x), _turned(np.zeros_like(x)), np.zeros_like(x, order="F")]
+        outs.append(np.zeros_like(unaligned)[...])
+        for out in outs:
+            assert project(y, out=out) is out
+            close(out, expected)
+        assert y.tobytes() == before.tobytes()
