@@ -189,7 +189,7 @@ def in_order(array, work) -> np.ndarray:
 def _turned(array) -> np.ndarray | None:
     """Large matrices whose columns lie one behind the other, as a C-ordered stack of rows.
 
-    NumPy copies them to another order at a tenth of the speed (`bench_axes.Order`).
+    NumPy copies them to another order at a tenth of the speed (`bench_projections.OtherOrder`).
     """
     if array.ndim < 2 or array.nbytes < _LARGE or array.flags.c_contiguous:
         return None

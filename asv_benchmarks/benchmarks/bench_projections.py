@@ -170,6 +170,34 @@ class Layouts:
         ).samples
 
 
+class OtherOrder:
+    """2,000 × 2,000 entries across their order in memory, over the same along it."""
+
+    params = (DTYPES, ("columns", "one vector", "matrix", "exact matrix"))
+    param_names = ("dtype", "call")
+
+    def setup(self, dtype, call):
+        y = data("gaussian", (2000, 2000), dtype)
+        turned, out, level = np.asfortranarray(y), np.zeros_like(y), 0.1 * len(y)
+        if call == "columns":
+            project = partial(conehoyer.project_cai, level=level, workers=1)
+            self.calls = partial(project, y, axis=0, out=out), partial(project, y, axis=1, out=out)
+        elif call == "one vector":
+            project = partial(conehoyer.project_cai, level=0.1 * y.size, axis=None, workers=1)
+            goal = np.zeros_like(turned)
+            self.calls = partial(project, turned, out=goal), partial(project, y, out=out)
+        elif call == "matrix":
+            project = partial(conehoyer.project_bilevel, level=level, workers=1)
+            self.calls = partial(project, turned, out=out), partial(project, y, out=out)
+        else:
+            project = partial(conehoyer.project_l1inf_ball, y, radius=level, out=out, workers=1)
+            self.calls = partial(project, groups="columns"), partial(project, groups="rows")
+
+    @sampled("ratio")
+    def track_over_in_order(self, *params):
+        return compare(self.calls).samples
+
+
 class Channels:
     """Slices across the memory, a few side by side as channels are, over the same as rows."""
 
