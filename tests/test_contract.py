@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import re
 import sys
 import tracemalloc
@@ -1697,11 +1698,13 @@ def _turned(x):
     [
         lambda x, **options: ch.project_simplex(x, 0.03 * x.size, axis=None, **options),
         lambda x, **options: ch.project_cai(x, 5.0, axis=-1, **options),
+        lambda x, **options: ch.project_simplex(x, 2.0, axis=-2, **options),
+        lambda x, **options: ch.project_l1_ball(x, 2.0, axis=0, method="sort", **options),
         lambda x, **options: ch.project_bilevel(x, radius=9.0, groups=(7, 3), **options),
         lambda x, **options: ch.project_l1inf_ball(x, 9.0, groups="rows", **options),
         lambda x, **options: ch.project_gsp(x, 0.6, axis=-1, **options),
     ],
-    ids=["none", "last", "bilevel", "l1inf", "gsp"],
+    ids=["none", "last", "second", "first", "bilevel", "l1inf", "gsp"],
 )
 def test_large_matrices_in_any_order(project, shape, dtype):
     """They are turned, not copied entry by entry, on the way in and out: the same result."""
@@ -1714,12 +1717,51 @@ def test_large_matrices_in_any_order(project, shape, dtype):
     close = partial(np.testing.assert_allclose, rtol=0, atol=16 * np.finfo(dtype).eps)
     frozen = _turned(x)
     frozen.flags.writeable = False
-    for y in (x, _turned(x), frozen, unaligned, np.asfortranarray(x)):
+    padded = np.zeros((*shape[:-1], shape[-1] + 3), dtype)[..., 1:-2]
+    spread = np.zeros((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
+    padded[...] = spread[...] = x
+    reversed_ = x[::-1].copy()[::-1]
+    for y in (x, _turned(x), frozen, unaligned, np.asfortranarray(x), padded, spread, reversed_):
         before = y.copy()
         close(project(y), expected)
         outs = [np.zeros_like(x), _turned(np.zeros_like(x)), np.zeros_like(x, order="F")]
-        outs.append(np.zeros_like(unaligned)[...])
+        outs += [np.zeros_like(padded.base)[..., 2:-1], np.zeros_like(spread.base)[..., ::2]]
         for out in outs:
             assert project(y, out=out) is out
             close(out, expected)
         assert y.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f2", ">f4", "?"])
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+@pytest.mark.parametrize("order", "CF")
+def test_large_arrays_of_other_numbers(dtype, axis, order):
+    x = np.random.default_rng(6).standard_normal((20, 70, 30))
+    x = np.asarray(x if dtype == "?" else 8.0 * x, order=order).astype(dtype)
+    assert x.nbytes >= _checks._LARGE
+    result = ch.project_simplex(x, 30.0, axis=axis)
+    expected = ch.project_simplex(np.ascontiguousarray(x, float), 30.0, axis=axis)
+    eps = np.finfo(result.dtype).eps
+    np.testing.assert_allclose(result, expected, rtol=2 * eps, atol=32 * eps)
+    out = np.zeros((20, 70, 33), result.dtype)
+    ch.project_simplex(x, 30.0, axis=axis, out=out[..., 1:-2])
+    assert out[..., 1:-2].tobytes() == result.tobytes()
+    assert not out[..., 0].any()
+    assert not out[..., -2:].any()
+
+
+@pytest.mark.parametrize("shift", [0, 5, 5000])
+def test_a_result_over_parts_of_large_columns(shift):
+    """Columns are copied, so they may be overwritten, but not before it is known that all can."""
+    room = np.random.default_rng(7).standard_normal(100 * 130 + shift)
+    x = room[shift:].reshape(100, 130)[:, :120]
+    out = room[: x.size].reshape(x.shape)
+    expected = ch.project_l1_ball(x.copy(), 3.0, axis=0)
+    x[60, 110] = math.nan
+    before = room.copy()
+    with pytest.raises(ValueError, match="finite"):
+        ch.project_l1_ball(x, 3.0, axis=0, out=out)
+    assert room.tobytes() == before.tobytes()
+    room[:] = np.random.default_rng(7).standard_normal(room.size)
+    ch.project_l1_ball(x, 3.0, axis=0, out=out)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
