@@ -1753,11 +1753,11 @@ def test_large_arrays_of_other_numbers(dtype, axis, order):
 @pytest.mark.parametrize("shift", [0, 5, 5000])
 def test_a_result_over_parts_of_large_columns(shift):
     """Columns are copied, so they may be overwritten, but not before it is known that all can."""
-    room = np.random.default_rng(7).standard_normal(100 * 130 + shift)
-    x = room[shift:].reshape(100, 130)[:, :120]
+    room = np.random.default_rng(7).standard_normal(100 * 3010 + shift)
+    x = room[shift:].reshape(100, 3010)[:, :3000]
     out = room[: x.size].reshape(x.shape)
     expected = ch.project_l1_ball(x.copy(), 3.0, axis=0)
-    x[60, 110] = math.nan
+    x[60, 2990] = math.nan  # in the last panel
     before = room.copy()
     with pytest.raises(ValueError, match="finite"):
         ch.project_l1_ball(x, 3.0, axis=0, out=out)
