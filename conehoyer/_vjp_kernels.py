@@ -183,8 +183,9 @@ def groups(g, x, y, radii, layout, inner, bounds_sum, feasible, workers):
     stack = (1, 1, y.numel()) if whole else (-1, *y.shape[-2:])
     if layout[0] == BLOCKS and (line := line_of(*layout[1:3], *y.shape[-2:], y.element_size())):
         stack = (y.shape[:-2].numel(), -1, line)  # blocks of one row stay as they are
-    given = tuple(np.ascontiguousarray(_array(t)).reshape(stack) for t in (g, x, y))
-    given = tuple(_checks.borrowed(a) for a in given)
+    arrays = tuple(map(_array, (g, x, y)))
+    arrays = tuple(_checks.in_order(a, a.dtype).reshape(stack) for a in arrays)
+    given = tuple(map(_checks.borrowed, arrays))
     y, count = given[2], len(given[2])
     u = np.array(_array(radii), dtype=np.float64).reshape(count, -1)
     workers = resolve_workers(workers) if y.nbytes >= DEALT_FROM else 1

@@ -765,7 +765,7 @@ class BlockSparse:
         if out is None:
             return result
         if not np.may_share_memory(result, out):
-            np.asarray(out)[...] = result  # a masked array keeps its mask, as in the other case
+            fill(out, result)  # a masked array keeps its mask, as in the other case
         return out
 
     def _multiply(self, x, bias, out, workers):

@@ -417,6 +417,8 @@ class SparseAdamW:
                 f"the gradient of {label} must have its shape {p.shape}, got {array.shape}"
             )
         with np.errstate(over="ignore", under="ignore"):
+            if array.dtype == p.dtype and not array.flags.c_contiguous:
+                array = _checks.in_order(array, p.dtype)
             g = np.asarray(array, p.dtype, order="C")
         if not g.flags.aligned or taken.meets(*_span(g)):  # it may change before it is read
             g = g.copy()
@@ -801,7 +803,10 @@ class _Memory:
 def _update(state, p, g, mask, options, workers):
     """The step of one parameter."""
     direct = p.flags.carray
-    w = np.asarray(p) if direct else np.array(p, order="C")
+    if direct:
+        w = np.asarray(p)
+    else:
+        w = p.copy() if p.flags.c_contiguous else _checks.in_order(p, p.dtype)
     shape = options.groups
     state.step += 1
     every, block = options.reweight_every, _block_of(p.shape, shape)
@@ -814,7 +819,7 @@ def _update(state, p, g, mask, options, workers):
     if every is not None and options.l1 > 0.0 and state.step % every == 0:
         state.gamma = _renewed_weights(w, shape, options.reweight_eps, state.gamma, workers)
     if not direct:
-        p[...] = w
+        _checks.fill(p, w)
     if options.constraint is not None and state.step % options.constraint_every == 0:
         _apply(options.constraint, p, mask)
 

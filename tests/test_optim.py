@@ -673,18 +673,19 @@ def test_zero_blocks_larger_than_any_index():
     assert o.zero_blocks()[1].shape == (0, 3)
 
 
+@pytest.mark.parametrize("shape", [(20, 33), (80, 93)], ids=str)  # large ones are turned
 @pytest.mark.parametrize("groups", [(1, 1), (2, 3)], ids=str)
-def test_parameters_of_any_strides(groups):
+def test_parameters_of_any_strides(groups, shape):
     rng = np.random.default_rng(14)
-    big = rng.standard_normal((20, 33))
+    big = rng.standard_normal(shape)
     views = {
         "F": np.asfortranarray(big),
         "transposed": big.copy().T,
         "strided": big.copy()[::2, ::3],
         "reversed": big.copy()[::-1, ::-1],
         "slice": big.copy()[3:9, 4:20],
-        "unaligned": np.frombuffer(bytearray(b"x" + big.tobytes()), np.float64, 660, 1).reshape(
-            20, 33
+        "unaligned": np.frombuffer(bytearray(b"x" + big.tobytes()), np.float64, offset=1).reshape(
+            shape
         ),
     }
     for view in views.values():
