@@ -52,6 +52,11 @@ def _slices(t, axis):
     return s, _checks.rows(s)
 
 
+def _apart(y, out):
+    """The rows, or a copy: loops over what they read and write do not use the registers."""
+    return y.copy() if out.in_place else y
+
+
 def _run(kernel, s, y, out, workers):
     """Call the kernel on all rows; the result as a tensor of the input's shape."""
     workers = resolve_workers(workers) if y.nbytes >= DEALT_FROM else 1
@@ -67,8 +72,8 @@ def vectors(name, g, x, y, axis, nonneg, keeps_norm, workers):
     eps = float(np.finfo(y.dtype).eps)
     _, out = _checks.target(s, None, y, None, False)
     mended, keeps_norm = kind in (m.L1, m.CAI), kind == m.HOYER and keeps_norm
-    if keeps_norm and out.in_place:  # y is read last
-        y = y.copy()
+    if kind == m.HOYER:  # y is read last
+        y = _apart(y, out)
     given = kind, nonneg, keeps_norm, mended, eps, g, x, y, out.rows, np.empty((len(y), 0))
     task = partial(gradients.pull_rows, *given)
     return _run(task, s, y, out, workers)
@@ -247,4 +252,5 @@ def score(name, g, y, axis, workers):
     s, y = _slices(y, axis)
     g = np.ascontiguousarray(_array(g), dtype=np.float64).reshape(len(y))
     _, out = _checks.target(s, None, y, None, False)
-    return _run(partial(gradients.pull_scores, _SCORES[name], g, y, out.rows), s, y, out, workers)
+    given = _SCORES[name], g, _apart(y, out), out.rows
+    return _run(partial(gradients.pull_scores, *given), s, y, out, workers)

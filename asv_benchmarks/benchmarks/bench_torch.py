@@ -45,6 +45,8 @@ CALLS = {
     "project_simplex": lambda x: conehoyer.project_simplex(x),
     "project_gsp": lambda x: conehoyer.project_gsp(x, 0.8),
     "hoyer_score": lambda x: conehoyer.hoyer_score(x),
+    "project_cai, axis 0": lambda x: conehoyer.project_cai(x, 0.2 * x.shape[0], axis=0),
+    "hoyer_score, axis 0": lambda x: conehoyer.hoyer_score(x, axis=0),
     "columns": lambda x: conehoyer.project_bilevel(x, 0.25 * x.shape[-1]),
     "rows, l2": lambda x: conehoyer.project_bilevel(
         x, 0.25 * x.shape[-2], groups="rows", inner="l2"
