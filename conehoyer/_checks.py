@@ -189,7 +189,7 @@ def in_order(array, work) -> np.ndarray:
 def _turned(array) -> np.ndarray | None:
     """Large matrices whose columns lie one behind the other, as a C-ordered stack of rows.
 
-    NumPy copies them to another order at a tenth of the speed (`bench_projections.OtherOrder`).
+    NumPy's copy into the other order takes longer than a projection (`OtherOrder`).
     """
     if array.ndim < 2 or array.nbytes < _LARGE or array.flags.c_contiguous:
         return None
@@ -371,7 +371,7 @@ def _read(s):
 
 
 def _lie_across(s, array):
-    """Whether NumPy's copy of large slices would go across the memory, at a tenth of its speed."""
+    """Whether large slices lie across the memory, where NumPy's copy of them would take long."""
     if s.axis in (None, array.ndim - 1) or array.nbytes < _LARGE:
         return False
     return abs(array.strides[s.axis]) > abs(array.strides[-1])
