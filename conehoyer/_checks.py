@@ -372,7 +372,7 @@ def _read(s):
 
 def _lie_across(s, array):
     """Whether large slices lie across the memory, where NumPy's copy of them would take long."""
-    if s.axis in (None, array.ndim - 1) or array.nbytes < _LARGE:
+    if s.axis is None or array.nbytes < _LARGE or math.prod(array.shape[s.axis + 1 :]) == 1:
         return False
     return abs(array.strides[s.axis]) > abs(array.strides[-1])
 
