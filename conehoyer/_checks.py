@@ -176,7 +176,7 @@ def in_order(array, work) -> np.ndarray:
             result, bits = np.empty(array.shape, work), np.ascontiguousarray(array).view(np.uint16)
             halves.widen(borrowed(bits).reshape(-1), result.reshape(-1))
             return result
-    if array.dtype == work and (turned := _turned(array)) is not None:
+    if array.dtype == work and (turned := _turned_stack(array)) is not None:
         from ._cpu.across import transpose_each
 
         result = np.empty(array.shape, work)
@@ -186,14 +186,14 @@ def in_order(array, work) -> np.ndarray:
         return np.ascontiguousarray(array, dtype=work)
 
 
-def _turned(array) -> np.ndarray | None:
+def _turned_stack(array) -> np.ndarray | None:
     """Large matrices whose columns lie one behind the other, as a C-ordered stack of rows.
 
     NumPy's copy into the other order takes longer than a projection (`OtherOrder`).
     """
     if array.ndim < 2 or array.nbytes < _LARGE or array.flags.c_contiguous:
         return None
-    turned = array.swapaxes(-1, -2)
+    turned = np.asarray(array).swapaxes(-1, -2)  # a matrix would stay one
     if not (turned.flags.c_contiguous and turned.flags.aligned):
         return None
     return turned.reshape(-1, *turned.shape[-2:])
@@ -349,7 +349,7 @@ def fill(result, values):
             return
     values = values.reshape(result.shape)
     if result.dtype == values.dtype and values.flags.carray:
-        if (turned := _turned(result)) is not None:
+        if (turned := _turned_stack(result)) is not None:
             from ._cpu.across import transpose_each
 
             transpose_each(values.reshape(-1, *values.shape[-2:]), turned)

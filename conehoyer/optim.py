@@ -418,7 +418,7 @@ class SparseAdamW:
             )
         with np.errstate(over="ignore", under="ignore"):
             if array.dtype == p.dtype and not array.flags.c_contiguous:
-                array = _checks.in_order(array, p.dtype)
+                array = _checks.in_order(np.asarray(array), p.dtype)
             g = np.asarray(array, p.dtype, order="C")
         if not g.flags.aligned or taken.meets(*_span(g)):  # it may change before it is read
             g = g.copy()
@@ -803,10 +803,9 @@ class _Memory:
 def _update(state, p, g, mask, options, workers):
     """The step of one parameter."""
     direct = p.flags.carray
-    if direct:
-        w = np.asarray(p)
-    else:
-        w = p.copy() if p.flags.c_contiguous else _checks.in_order(p, p.dtype)
+    w = np.asarray(p)
+    if not direct:
+        w = w.copy() if w.flags.c_contiguous else _checks.in_order(w, w.dtype)
     shape = options.groups
     state.step += 1
     every, block = options.reweight_every, _block_of(p.shape, shape)

@@ -673,20 +673,25 @@ def test_zero_blocks_larger_than_any_index():
     assert o.zero_blocks()[1].shape == (0, 3)
 
 
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 @pytest.mark.parametrize("shape", [(20, 33), (80, 93)], ids=str)  # large ones are turned
 @pytest.mark.parametrize("groups", [(1, 1), (2, 3)], ids=str)
 def test_parameters_of_any_strides(groups, shape):
     rng = np.random.default_rng(14)
     big = rng.standard_normal(shape)
+
+    def unaligned(x):
+        return np.frombuffer(bytearray(b"x" + x.tobytes()), np.float64, offset=1).reshape(x.shape)
+
     views = {
         "F": np.asfortranarray(big),
         "transposed": big.copy().T,
         "strided": big.copy()[::2, ::3],
         "reversed": big.copy()[::-1, ::-1],
         "slice": big.copy()[3:9, 4:20],
-        "unaligned": np.frombuffer(bytearray(b"x" + big.tobytes()), np.float64, offset=1).reshape(
-            shape
-        ),
+        "unaligned": unaligned(big),
+        "F matrix": np.asmatrix(np.asfortranarray(big)),
+        "unaligned matrix": np.asmatrix(unaligned(big)),
     }
     for view in views.values():
         owner = view.base if isinstance(view.base, np.ndarray) else view
@@ -696,7 +701,7 @@ def test_parameters_of_any_strides(groups, shape):
         second = SparseAdamW([expected], 0.1, l1=1.0, groups=groups, reweight_every=2)
         for _ in range(4):
             g = rng.standard_normal(view.shape)
-            first.step([g])
+            first.step([np.asmatrix(np.asfortranarray(g))])
             second.step([g])
         np.testing.assert_array_equal(view, expected)
         np.testing.assert_allclose(owner.sum() - view.sum(), total - part, atol=1e-10)

@@ -112,7 +112,7 @@ def _last_rows(source, first, stride, rows, columns, target, begin, target_strid
 
 @helper
 def _expect(target, begin, stride, first, last, width):
-    """Ask for what a register reaches in the rows first..last−1 of the target."""
+    """Ask for what a register reaches in the rows first..last−1 of the target, if there are any."""
     for c in range(first, last):
         simd.fetch_to_write(target, begin + c * stride)
         simd.fetch_to_write(target, begin + c * stride + width - 1)
