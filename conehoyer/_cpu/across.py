@@ -137,8 +137,7 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
         )
         return
     whole_rows, whole_columns = rows // width * width, columns // width * width
-    # A store across two cache lines takes long if they are in no cache: without asking for them
-    # a projection along axis 0 (`OtherOrder`) takes 3 to 5 times as long on an Intel Xeon.
+    # A store across two cache lines takes long if they are in no cache yet (`OtherOrder`).
     strip = STRIP * width  # each row of a large array is on a page
     _expect(target, begin, target_stride, 0, min(strip, whole_columns), width)
     for left in range(0, whole_columns, strip):
