@@ -10,7 +10,7 @@ from numba import TypingError, float64, int64, njit
 
 from conehoyer import _math as m
 from conehoyer import project_l1_ball
-from conehoyer._cpu import engine, passes, simd
+from conehoyer._cpu import across, engine, passes, simd
 from conehoyer._cpu.apart import address_of, call_at, taker
 from conehoyer._cpu.arrays import keep, uncounted
 from conehoyer._jit import entry, inlined
@@ -326,3 +326,30 @@ def test_what_is_given_behind_an_address():
     for given in ((x[::2], 1.0, 0), (x, 1, 0), (x, 1.0, 0.5), (x, 1.0, 0, 0)):
         with pytest.raises(TypingError):
             calls(address, given)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shift", [0, 1, 3, 13])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((2, 1, 5), (3, 5, 1), (1, 300, 3), (1, 4, 70), (2, 33, 31), (3, 16, 16), (2, 64, 50)),
+        *((1, 7, 64), (1, 512, 700), (1, 640, 640), (1, 700, 501)),  # the last ones are far away
+    ],
+)
+def test_transposes(dtype, shift, shape):
+    """Wherever the target begins in a cache line; nothing beside it is written."""
+    count, rows, columns = shape
+    x = np.random.default_rng(rows).standard_normal(shape).astype(dtype)
+    frame = np.full(x.size + 64, 7.0, dtype)
+    first = -frame.ctypes.data // frame.itemsize % (64 // frame.itemsize) + shift
+    out = frame[first : first + x.size].reshape(count, columns, rows)
+    across.transpose_each(x, out)
+    np.testing.assert_array_equal(out, x.swapaxes(1, 2))
+    out[...] = 7.0
+    for begin, end in ((rows // 3, rows), (0, rows // 3)):
+        across.transpose_rows(x[0], out[0], begin, end)
+    np.testing.assert_array_equal(out[0], x[0].T)
+    assert (out[1:] == 7.0).all()
+    assert (frame[:first] == 7.0).all()
+    assert (frame[first + x.size :] == 7.0).all()

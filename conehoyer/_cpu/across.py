@@ -14,6 +14,7 @@ from .arrays import NO, NONE, STATUS
 WIDE = 4  # lines of a row that become columns together, if they can
 STRIP = 8  # registers of a row that are transposed before the next rows
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
+FAR = 1 << 20  # bytes; more than this may be in no cache that is near
 
 
 def columns_at_once(x, workers):
@@ -138,17 +139,24 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
         return
     whole_rows, whole_columns = rows // width * width, columns // width * width
     # A store across two cache lines takes long if they are in no cache yet (`OtherOrder`).
+    expected = target.size * target.itemsize > FAR
     strip = STRIP * width  # each row of a large array is on a page
-    _expect(target, begin, target_stride, 0, min(strip, whole_columns), width)
+    if expected:
+        _expect(target, begin, target_stride, 0, min(strip, whole_columns), width)
     for left in range(0, whole_columns, strip):
+        right = min(left + strip, whole_columns)
         for r in range(0, whole_rows, width):
-            ahead = r + width if r + width < whole_rows else strip * target_stride
-            for c in range(left, min(left + strip, whole_columns), width):
-                _expect(target, begin + ahead, target_stride, c, c + width, width)
-                simd.transpose(
-                    source, first + r * stride + c, stride,
-                    target, begin + c * target_stride + r, target_stride,
-                )  # fmt: skip
+            row, to = first + r * stride, begin + r
+            if expected:
+                ahead = to + width if r + width < whole_rows else begin + strip * target_stride
+                for c in range(left, right, width):
+                    _expect(target, ahead, target_stride, c, c + width, width)
+                    place = to + c * target_stride
+                    simd.transpose(source, row + c, stride, target, place, target_stride)
+            else:
+                for c in range(left, right, width):
+                    place = to + c * target_stride
+                    simd.transpose(source, row + c, stride, target, place, target_stride)
     if whole_columns < columns:
         _last_columns(
             source, first + whole_columns, stride, whole_rows, columns - whole_columns,
@@ -166,6 +174,18 @@ def transpose(source, first, stride, rows, columns, target, begin, target_stride
     )  # fmt: skip
 
 
+@helper
+def _transpose_by_lines(source, first, stride, rows, columns, target, begin, target_stride):
+    """`transpose`, so that the stores after the first rows are whole cache lines, if they can."""
+    line = simd.LINE // target.itemsize
+    some = -(simd.address(target) // target.itemsize + begin) & (line - 1)
+    if target_stride & (line - 1) or some > rows:
+        some = 0
+    for r, count in ((0, some), (some, rows - some)):
+        place = first + r * stride
+        transpose(source, place, stride, count, columns, target, begin + r, target_stride)
+
+
 @kernel
 def transpose_each(x, out):
     """Transpose each matrix of x into `out`."""
@@ -173,7 +193,7 @@ def transpose_each(x, out):
     source, target = x.reshape(x.size), out.reshape(out.size)
     for k in range(count):
         begin = k * rows * columns
-        transpose(source, begin, columns, rows, columns, target, begin, rows)
+        _transpose_by_lines(source, begin, columns, rows, columns, target, begin, rows)
 
 
 @kernel
@@ -181,7 +201,7 @@ def transpose_rows(x, out, first, last):
     """Rows first..last−1 of x, as columns of `out`."""
     (rows, columns), begin = x.shape, first * x.shape[1]
     source, target = x.reshape(x.size), out.reshape(out.size)
-    transpose(source, begin, columns, last - first, columns, target, first, rows)
+    _transpose_by_lines(source, begin, columns, last - first, columns, target, first, rows)
 
 
 @kernel
