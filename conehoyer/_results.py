@@ -41,7 +41,8 @@ class ProjectionInfo:
     Attributes
     ----------
     threshold : float or ndarray of float64
-        The soft threshold τ: entries with ``|x| <= threshold`` are zero in the result.
+        The soft threshold τ: entries with ``|x| <= threshold`` are zero in the result (for the
+        simplex, and with `nonneg`, those with ``x <= threshold``).
         0 where the input was feasible; the largest entry at level 1 and where entries tie at the
         top, one or some of which stay then; ``-inf`` where Hoyer's projection is a constant
         vector; NaN where `x` holds NaN or infinity.

@@ -51,7 +51,7 @@ def level_for_nnz(
     -----
     The edge is the Hoyer score of ``max(|x| − a, 0)``, where a is the magnitude after the
     `nnz` largest (with `nonneg` of ``max(x − a, 0)``, and a the entry); where rounding would
-    let that entry in, the level is lowered by its last bit (2⁻³² of it for float32 on the
+    let that entry in, the level is lowered by its last bit (2⁻²⁴ of it for float32 on the
     CPU), or eight times as much, and so on, with a stop just past the slack of "already
     feasible", until the projection itself keeps it out.  Slightly higher levels may
     leave no more either: entries within the rounding error of the threshold become zero.

@@ -129,9 +129,9 @@ def nmf_hals(
     accelerated : bool, default True
         Sweep several times over a factor while the matrix products hold [1]_.
     alpha, epsilon : float, default 0.5 and 0.1
-        Accelerated form: at most 1 + alpha·ρ sweeps, where ρ is how much more the
-        products cost than a sweep; they end as soon as one moves the factor by at most
-        epsilon times what the first did.
+        Accelerated form: at most 1 + ⌊alpha·ρ⌋ sweeps, where ρ is the cost of the first,
+        with its products, over that of a further one; they end as soon as one moves the
+        factor by at most epsilon times what the first did.
     level_w, level_h : float or array_like of float64, shape (rank,), optional
         Bounds on `hoyer_score` of the columns of W and of the rows of H, at least 1 [2]_.
     update_h : bool, default True
@@ -701,7 +701,8 @@ class _Run:
         self.least = max(least, float(np.finfo(data.work).tiny))
         rank = wt.shape[0]
         m, n = data.shape
-        # Flops of the products over those of a sweep, as in Gillis and Glineur.
+        # Flops of the first sweep, with its products, over those of one more, as in Gillis and
+        # Glineur.
         rho_w = 1.0 + (data.entries + n * rank) / max(m * (rank + 1), 1)
         rho_h = 1.0 + (data.entries + m * rank) / max(n * (rank + 1), 1)
         sweeps = [1 + int(min(alpha * rho, _MOST_SWEEPS)) for rho in (rho_w, rho_h)]

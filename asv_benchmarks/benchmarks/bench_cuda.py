@@ -1,7 +1,6 @@
-"""The GPU: bytes per second of each function over those of a copy on the same device.
+"""The GPU: time of each function over that of a copy of as much on the same device.
 
-A projection has to read the data and to write the result, once each; the ratio says which part
-of the copy's bandwidth that makes. Skipped where there is no GPU, or no numba-cuda.
+A projection has to read the data and to write the result, once each, as a copy does. Skipped where there is no GPU, or no numba-cuda.
 """
 
 import importlib.util
