@@ -13,8 +13,8 @@ sets whole blocks of weights to zero. Three questions, which Guo's paper on the 
 3. Does it work for other networks than transformers?
 
 The answers below hold for networks of 100,000 weights and 800 beats, not for language models.
-The example needs PyTorch (``pip install '.[examples,torch]'`` in a checkout). Run as a script, it prints three
-tables and writes a figure: ``plot_sparse_training.py --output sparse_training.png``.
+The example needs PyTorch (``pip install '.[examples,torch]'`` in a checkout). Run as a script, it
+prints three tables and writes a figure: ``plot_sparse_training.py --output sparse_training.png``.
 """
 
 # %%

@@ -1,6 +1,7 @@
 """The GPU: time of each function over that of a copy of as much on the same device.
 
-A projection has to read the data and to write the result, once each, as a copy does. Skipped where there is no GPU, or no numba-cuda.
+A projection has to read the data and to write the result, once each, as a copy does.
+Skipped where there is no GPU, or no numba-cuda.
 """
 
 import importlib.util
