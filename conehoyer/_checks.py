@@ -286,20 +286,33 @@ def check_out(out, shape, dtype):
         raise ValueError(f"out must have the result's dtype {dtype}, got {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out must be writable, got a read-only array")
-    check_apart(shape, out.strides)
+    check_apart(shape, out.strides, out.itemsize)
 
 
-def check_apart(shape, strides):
+def check_apart(shape, strides, itemsize):
     """Raise for an `out` whose entries share memory."""
-    if shares_memory(shape, strides):
+    if shares_memory(shape, strides, itemsize):
         raise ValueError(f"out must have memory for each entry, got strides {strides}")
 
 
-def shares_memory(shape, strides):
-    """Whether entries share memory, as those of an expanded array do."""
-    if 0 not in strides or 0 in shape:
+def shares_memory(shape, strides, itemsize):
+    """Whether entries share memory, as those of an expanded array or of moving windows do."""
+    if 0 in shape or not strides:
         return False
-    return any(step == 0 and n > 1 for step, n in zip(strides, shape, strict=True))
+    axes = sorted((abs(step), n) for step, n in zip(strides, shape, strict=True) if n > 1)
+    reach = itemsize  # of what lies along the axes so far
+    for step, n in axes:
+        if step < reach:
+            break
+        reach += step * (n - 1)
+    else:
+        return False  # each axis steps over all that lies along the shorter ones
+    if any(step < itemsize for step, _ in axes):
+        return True
+    places = np.zeros(1, np.int64)
+    for step, n in axes:
+        places = np.add.outer(places, np.arange(n) * step).reshape(-1)
+    return bool((np.diff(np.sort(places)) < itemsize).any())
 
 
 def writable_as(x, dtype):
@@ -476,6 +489,9 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
     given = as_array(value, name)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got {told(value, given)}")
+    if given.dtype.itemsize > 8:
+        with np.errstate(over="ignore", under="ignore"):  # they become inf, or 0
+            given = given.astype(FLOAT64)
     array = given.astype(FLOAT64)
     good = (array >= low) & (array <= high)
     if not good.all():
@@ -542,6 +558,8 @@ def integers(value, name) -> np.ndarray:
 def integer(value, name, least, most=math.inf) -> int:
     """An integer, checked for its range."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         shape = getattr(value, "shape", ())

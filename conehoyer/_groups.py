@@ -169,6 +169,8 @@ def parse(groups, x: Matrices) -> Groups:
         if np.iterable(height):
             return _labels(groups, x)
         try:
+            if isinstance(height, bool) or isinstance(width, bool):
+                raise TypeError
             height, width = operator.index(height), operator.index(width)
         except TypeError:
             raise TypeError(f"groups: a block shape must be two integers, got {groups!r}") from None

@@ -1,5 +1,6 @@
 """What comes back besides the projection."""
 
+import sys
 import warnings
 from dataclasses import dataclass
 
@@ -23,14 +24,21 @@ class ConvergenceWarning(UserWarning):
     """
 
 
-def warn_capped(capped: int, total: int, stacklevel: int) -> None:
+def warn_not_converged(message: str) -> None:
+    """A `ConvergenceWarning` for the line that called this package, directly or by PyTorch."""
+    frame, level = sys._getframe(1), 2
+    between = "conehoyer", "torch"
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in between:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, ConvergenceWarning, stacklevel=level)
+
+
+def warn_capped(capped: int, total: int) -> None:
     """Warn where `capped` of `total` projections hit the cap on their iterations."""
     if capped:
-        warnings.warn(
+        warn_not_converged(
             f"{capped} of {total} projections stopped at the cap on their iterations; "
-            "the results are the best known",
-            ConvergenceWarning,
-            stacklevel=stacklevel + 1,
+            "the results are the best known"
         )
 
 

@@ -484,13 +484,17 @@ def _masks(mask, params, names, copy=False):
         raise ValueError(
             f"mask must have one entry for each of the {len(params)} parameters, got {len(mask)}"
         )
-    for one, p in zip(mask, params, strict=True):
-        if one is not None and not isinstance(one, torch.Tensor):
+    for k, (one, p) in enumerate(zip(mask, params, strict=True)):
+        if one is None:
+            continue
+        if not isinstance(one, torch.Tensor):
             raise TypeError(f"mask must hold tensors or None, got {type(one).__name__}")
-        if one is not None and (one.dtype is not torch.bool or one.shape != p.shape):
+        label = optim._label(names, k)
+        if one.dtype is not torch.bool:
+            raise TypeError(f"mask of {label} must be boolean, got {one.dtype}")
+        if one.shape != p.shape:
             raise ValueError(
-                f"mask must be boolean and of its parameter's shape {tuple(p.shape)}, got "
-                f"{one.dtype} {tuple(one.shape)}"
+                f"mask of {label} must have its shape {tuple(p.shape)}, got {tuple(one.shape)}"
             )
     return [
         None if one is None else one.to(p.device, copy=copy).contiguous()

@@ -270,7 +270,7 @@ def _project(data, x, parts, run, bounds, out, overwrite_x, check_finite, worker
     if not direct:
         _groups.deliver(data, write, result)
     if count > 1 or (count == 1 and info[0, STATUS] == m.CAPPED):
-        warn_capped(np.count_nonzero(info[:, STATUS] == m.CAPPED), count, 4)
+        warn_capped(np.count_nonzero(info[:, STATUS] == m.CAPPED), count)
     if full_output is RADII:
         return result, Bounds(_of_groups(data, parts, radii))
     return (result, _info(data, parts, result, radii, info)) if full_output else result

@@ -1046,7 +1046,8 @@ def load(file) -> BlockSparse:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
-        raise ValueError(f"file cannot be read as .npz: {error}") from error
+        said = "it is none" if "pickle" in str(error) else error  # NumPy's advice is dangerous
+        raise ValueError(f"file cannot be read as .npz: {said}") from error
     if len(found) < len(names):
         raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(files)}")
     return _from_arrays("file", *(found[name] for name in names))

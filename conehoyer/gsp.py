@@ -1,7 +1,6 @@
 """Group sparse projection: one mean sparseness for several vectors."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from . import _checks
 from . import _math as m
 from ._cpu import gsp as kernels
 from ._dispatch import on_device, takes_tensors
-from ._results import ConvergenceWarning
+from ._results import warn_not_converged
 from ._threads import resolve_workers, run_split
 from .scores import refuse_objects
 
@@ -221,11 +220,9 @@ def project_gsp(
     verdict = _search(group, sparseness, check_finite)
     group.each(kernels.write, lambda b: (verdict, b.x, b.z, b.out, group.v, b.place))
     if verdict.status == m.CAPPED:
-        warnings.warn(
+        warn_not_converged(
             f"the group sparse projection stopped after {verdict.passes} passes at the mean "
-            f"sparseness {1.0 - verdict.mean}; the result is the best known",
-            ConvergenceWarning,
-            stacklevel=3,
+            f"sparseness {1.0 - verdict.mean}; the result is the best known"
         )
     results = [_checks.deliver(s, goal) for s, (_, goal) in zip(slices, targets, strict=True)]
     result = results if several else results[0]

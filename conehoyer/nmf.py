@@ -1,7 +1,6 @@
 """Nonnegative matrix factorisation by hierarchical alternating least squares."""
 
 import math
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 from . import _checks
 from ._cpu import hals
 from ._dispatch import on_device, takes_tensors
-from ._results import ConvergenceWarning
+from ._results import warn_not_converged
 from ._threads import resolve_workers, run_split
 
 _BLOCK_ENTRIES = 1 << 18  # of the residual that are formed at a time
@@ -50,7 +49,7 @@ class NMFResult:
         Length of the projected gradient step, relative to ``‖X‖_F``; 0 at a stationary
         point (see the Notes of `nmf_hals`).  NaN in the states that a callback gets.
     converged : bool
-        Whether `kkt_residual` fell to `tol`.
+        Whether `kkt_residual` fell to `tol`, if that is not 0.
     message : str
         Why it ended, and how many components were reseeded.
     reseeded : int
@@ -439,7 +438,8 @@ class _Data:
                 array.sum_duplicates()
             entries = array.data
         else:
-            array = np.asarray(array, dtype=self.work)
+            with np.errstate(over="ignore", under="ignore"):  # of long double; see the check below
+                array = np.asarray(array, dtype=self.work)
             if not (array.flags.c_contiguous or array.flags.f_contiguous):
                 array = np.ascontiguousarray(array)
             entries = array
@@ -564,7 +564,7 @@ def _nndsvd(data, rank, rng):
     width = min(rank + 10, m, n)
     wt, h = np.zeros((rank, m), data.work), np.zeros((rank, n), data.work)
     found = 0
-    if width and data.norm > 0.0:
+    if width and 0.0 < data.norm < math.inf:
         # A fixed sketch: the same start at every call.
         sketch = np.random.default_rng(0).standard_normal((width, n)).astype(data.work)
         for _ in range(4 if width < min(m, n) else 0):  # else it has all there is
@@ -934,10 +934,8 @@ class _Run:
                 f"KKT residual {kkt:.3g}: {result.message}"
             )
         if warn:
-            warnings.warn(
+            warn_not_converged(
                 f"nmf_hals reached max_iter={max_iter} with KKT residual {kkt:.3g} > tol={tol}: "
-                "raise max_iter or tol",
-                ConvergenceWarning,
-                stacklevel=4,
+                "raise max_iter or tol"
             )
         return result

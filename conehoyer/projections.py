@@ -688,7 +688,7 @@ def _project_across(
         run_parts(partial(across.project_columns, places, *given), parts)
     worst = _outcome(table, check_finite)
     if worst >= m.NONFINITE:
-        _complain(table[:, STATUS], check_finite, 6)
+        _complain(table[:, STATUS], check_finite)
     return (result, _info(s, None, result, table, worst)) if full_output else result
 
 
@@ -705,11 +705,11 @@ def project_long(kind, absolute, tol, strict, whole, x, out, table, workers):
         engine.project_rows(kind, absolute, tol, strict, whole, x, out, table, 0, len(x))
 
 
-def _complain(status, check_finite, stacklevel=5):
-    """Raise or warn if a slice is not finite or has not converged; so many frames from the user."""
+def _complain(status, check_finite):
+    """Raise or warn if a slice is not finite or has not converged."""
     if check_finite and (status == m.NONFINITE).any():
         raise _checks.not_finite()
-    warn_capped(np.count_nonzero(status == m.CAPPED), len(status), stacklevel)
+    warn_capped(np.count_nonzero(status == m.CAPPED), len(status))
 
 
 def _info(s, rows, result, table, worst):
@@ -724,10 +724,13 @@ def _info(s, rows, result, table, worst):
         nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
         status, threshold, level, count = table[0, :LOG].tolist()
+        if nnz == 0 and not math.isnan(level):
+            level = 0.0  # that of zeros, whatever was wanted
         log = table[0, LOG : LOG + int(count)]  # a row of radius 0 was searched in vain
         support = log[log >= 0.0].astype(np.int64)
         return ProjectionInfo(threshold, level, int(nnz), int(count), status != m.CAPPED, support)
     status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(LOG))
+    level[(nnz == 0) & ~np.isnan(level)] = 0.0
     return ProjectionInfo(
         threshold.copy(), level.copy(), nnz, count.astype(np.int64), status != m.CAPPED
     )

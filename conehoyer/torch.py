@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     raise ImportError("conehoyer.torch needs PyTorch: pip install 'conehoyer[torch]'") from error
 from torch.autograd.graph import increment_version
 
-from . import _vjp, _vjp_kernels
+from . import _checks, _vjp, _vjp_kernels
 from ._torch_compile import uncompiled
 from ._torch_layers import BlockSparseLinear, refuse_proxy, require_plain, sparsify
 from ._torch_optim import SparseAdamW
@@ -103,7 +103,7 @@ def _goals(out, several, count):
         raise ValueError(f"out must have as many tensors as x, {count}, got {len(goals)}")
     for t in goals:
         _check(t, "out")
-        if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape, strict=True)):
+        if _checks.shares_memory(t.shape, t.stride(), 1):
             raise ValueError("out must not be an expanded tensor: its entries share memory")
         if t.is_neg():  # NumPy would write the values with the wrong sign
             raise ValueError("out must not be a lazily negated view, as z.conj().imag is")

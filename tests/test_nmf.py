@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conehoyer as ch
-from conehoyer import NMFResult, nmf_hals
+from conehoyer import NMFResult, nmf, nmf_hals, projections
 
 UNIT = np.finfo(float).eps
 
@@ -26,15 +26,16 @@ def factors(m, n, rank, seed=1):
     return rng.random((m, rank)), rng.random((rank, n))
 
 
-def textbook(x, w, h, iterations):
+def textbook(x, w, h, iterations, sweeps=(1, 1)):
     """HALS as in the books: each column of W, then each row of H, from the whole residual."""
     w, h = w.copy(), h.copy()
     errors = [np.linalg.norm(x - w @ h)]
+    columns = list(range(w.shape[1]))
     for _ in range(iterations):
-        for k in range(w.shape[1]):
+        for k in sweeps[0] * columns:
             without = x - w @ h + np.outer(w[:, k], h[k])
             w[:, k] = np.maximum(without @ h[k] / (h[k] @ h[k]), 0)
-        for k in range(w.shape[1]):
+        for k in sweeps[1] * columns:
             without = x - w @ h + np.outer(w[:, k], h[k])
             h[k] = np.maximum(w[:, k] @ without / (w[:, k] @ w[:, k]), 0)
         errors.append(np.linalg.norm(x - w @ h))
@@ -787,3 +788,148 @@ def test_sparse_float32_is_made_dense_for_small_errors_only(monkeypatch):
     error = np.linalg.norm(planted().astype(np.float32) - small.W.astype(float) @ small.H)
     assert error < 1e-3 * np.linalg.norm(planted())
     assert small.error == pytest.approx(error, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(("m", "n"), [(60, 12), (12, 60)])
+def test_the_number_of_sweeps_is_what_the_docstring_says(m, n, kind):
+    rank, alpha = 3, 0.4
+    x = noisy(m, n) * (np.random.default_rng(3).random((m, n)) < 0.3)
+    given = scipy.sparse.csr_array(x) if kind == "sparse" else x
+    entries = given.nnz if kind == "sparse" else x.size
+    rho_w = 1 + (entries + n * rank) / (m * (rank + 1))
+    rho_h = 1 + (entries + m * rank) / (n * (rank + 1))
+    sweeps = [1 + int(alpha * rho) for rho in (rho_w, rho_h)]
+    assert sweeps[0] != sweeps[1]
+    start = factors(m, n, rank)
+    w, h, _ = textbook(x, *start, 2, sweeps)
+    got = run(given, rank, init=start, alpha=alpha, epsilon=0.0, max_iter=2)
+    np.testing.assert_allclose(got.W, w, atol=1e-9)
+    np.testing.assert_allclose(got.H, h, atol=1e-9)
+
+
+@pytest.mark.parametrize("entries", [1, 100, 999])
+@pytest.mark.parametrize("kind", ["float32", "float64", "sparse"])
+def test_errors_and_norms_of_several_blocks(kind, entries, monkeypatch):
+    monkeypatch.setattr("conehoyer.nmf._BLOCK_ENTRIES", entries)
+    make = scipy.sparse.csr_array if kind == "sparse" else np.asarray
+    x = planted().astype("float32" if kind == "float32" else "float64")
+    got = run(make(x), 3, init=factors(60, 40, 3), max_iter=5)
+    error = np.linalg.norm(x - got.W.astype(float) @ got.H)
+    assert got.error == pytest.approx(error, rel=1e-12)
+    w, h = (f.astype(x.dtype) for f in factors(60, 40, 3))
+    x = w.astype(float) @ h
+    w = w * (1 + 1e-5 * np.random.default_rng(2).random(w.shape))
+    got = run(make(x), 3, init=(w, h), max_iter=0)
+    assert got.error == pytest.approx(np.linalg.norm(x - got.W @ got.H), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_components_beyond_the_numerical_rank_are_random(dtype):
+    rng = np.random.default_rng(0)
+    x = np.outer(rng.random(30), rng.random(20)).astype(dtype)
+    one, other = (nmf_hals(x, 3, tol=0, max_iter=0, rng=seed) for seed in (0, 1))
+    np.testing.assert_array_equal(one.W[:, 0], other.W[:, 0])
+    assert (one.W[:, 1:] != other.W[:, 1:]).all()
+
+
+def test_a_component_that_h_has_lost_is_reseeded_without_a_rise():
+    """Its column is what X has no use for: it is zero before the row becomes another."""
+    x = noisy()
+    x[:3] = 0
+    w, h = factors(60, 40, 4)
+    w[:, 1], h[1] = 0, 0
+    w[:3, 1] = 1
+    for count in (1, 2, 10):
+        got = run(x, 4, init=(w, h), max_iter=count)
+        assert got.reseeded == 1
+        assert got.message == f"reached max_iter={count} iterations; 1 dead component(s) reseeded"
+        assert got.error == pytest.approx(np.linalg.norm(x - got.W @ got.H), rel=1e-10)
+        assert_never_rises(got, np.linalg.norm(x))
+
+
+def test_every_row_of_a_small_residual_is_looked_at():
+    """The new row of H is the longest of what is left of X, whatever is drawn."""
+    x = noisy(4, 40)
+    w, h = factors(4, 40, 4)
+    w[:, 1], h[1] = 0, 0
+    for seed in range(20):
+        got = run(x, 4, init=(w, h), max_iter=1, rng=seed)
+        gap = np.maximum(x - got.W @ got.H, 0)
+        longest = gap[np.linalg.norm(gap, axis=1).argmax()]
+        np.testing.assert_allclose(
+            got.H[1] / np.linalg.norm(got.H[1]), longest / np.linalg.norm(longest), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"init": "random"},
+        {"init": "random", "level_w": 2.0},
+        {"init": "random", "level_h": 2.0},
+    ],
+)
+def test_what_is_not_finite_and_not_checked(bad, options):
+    x = noisy()
+    x[3, 4] = bad
+    with np.errstate(invalid="ignore"):
+        got = run(x, 2, check_finite=False, max_iter=2, **options)
+    assert not np.isfinite(got.error)
+
+
+def test_long_doubles_beyond_float64():
+    x = np.ones((3, 3), np.longdouble)
+    with np.errstate(all="raise"):
+        if np.finfo(np.longdouble).maxexp > 1024:
+            x[0, 0] = np.longdouble("1e400")
+            with pytest.raises(ValueError, match="x must not contain NaN or inf"):
+                nmf_hals(x, 1)
+        got = run(np.ones((3, 3)), 1, level_w=[np.finfo(np.longdouble).max], max_iter=2)
+    assert got.error < 1e-10
+
+
+def test_nothing_converges_with_tol_zero():
+    start, x = (np.ones((4, 1)), np.ones((1, 4))), np.ones((4, 4))
+    got = nmf_hals(x, 1, init=start, tol=0, max_iter=3)
+    assert got.kkt_residual == 0.0
+    assert not got.converged
+    assert got.message == "reached max_iter=3 iterations"
+    got = nmf_hals(x, 1, init=start, tol=0, callback=lambda iteration, state: True)
+    assert not got.converged
+
+
+def test_the_warning_names_the_callers_line():
+    with pytest.warns(ch.ConvergenceWarning) as caught:
+        nmf_hals(noisy(), 4, max_iter=2, tol=1e-10)
+    assert caught[0].filename == __file__
+
+
+def test_the_callback_gets_arrays_that_live_on():
+    seen = []
+    run(noisy(), 2, max_iter=2, callback=lambda iteration, state: seen.append(state))
+    assert np.shares_memory(seen[0].W, seen[1].W)
+    assert np.shares_memory(seen[0].H, seen[1].H)
+
+
+@pytest.mark.parametrize("side", ["W", "H"])
+@pytest.mark.parametrize("levels", [{}, {"level_w": 3000.0, "level_h": 3000.0}])
+def test_several_threads_take_a_large_factor(levels, side, monkeypatch):
+    asked = []
+    split, project = nmf.run_split, projections.project_cai
+
+    def counting_split(task, count, workers):
+        asked.append(workers)
+        return split(task, count, workers)
+
+    def counting_project(*args, workers, **options):
+        asked.append(workers)
+        return project(*args, workers=workers, **options)
+
+    monkeypatch.setattr(nmf, "run_split", counting_split)
+    monkeypatch.setattr(projections, "project_cai", counting_project)
+    x = noisy(9000, 40, 2)
+    run(x if side == "W" else x.T, 2, max_iter=1, workers=2, **levels)
+    assert set(asked) == {1, 2}

@@ -11,7 +11,7 @@ from numpy.exceptions import AxisError
 
 from .. import _checks, _dispatch
 from .._checks import MACHINE_EPSILON, SLACK
-from .device import contiguous_strides, extent, function, home_of, kernel, launch_each
+from .device import contiguous_strides, extent, function, home_of, kernel, launch_each, size_of
 from .device import cuda as cuda
 
 NARROW = ("float16", "bfloat16")
@@ -176,7 +176,8 @@ def target(home, x, axis, dtype, work, rows, out, overwrite_x) -> tuple[Any, Dev
     shape, size = tuple(x.shape), np.dtype(work).itemsize
     if out is None and overwrite_x and home.dtype(x) == dtype:
         about = home.interface(x)
-        if not (about["data"][1] or _checks.shares_memory(shape, about["strides"] or ())):
+        strides = about["strides"] or ()
+        if not (about["data"][1] or _checks.shares_memory(shape, strides, size_of(dtype))):
             out = x  # neither read-only nor expanded
     if out is None:
         out = home.empty(shape, dtype)
@@ -225,7 +226,7 @@ def check_out(home, out, shape, dtype):
     about = home.interface(out)
     if about["data"][1]:
         raise ValueError("out must be writable, got a read-only array")
-    _checks.check_apart(shape, about["strides"] or ())
+    _checks.check_apart(shape, about["strides"] or (), size_of(dtype))
 
 
 def deliver(home, goal: DeviceTarget, axis, dtype):

@@ -614,7 +614,7 @@ class Extent(NamedTuple):
 def extent(home, x) -> Extent:
     """From the lowest to the highest address of an array's entries."""
     about = home.interface(x)
-    shape, itemsize = tuple(x.shape), _size_of(home.dtype(x))
+    shape, itemsize = tuple(x.shape), size_of(home.dtype(x))
     strides = about["strides"] or contiguous_strides(shape, itemsize)
     start = about["data"][0]
     if math.prod(shape) == 0:
@@ -624,5 +624,5 @@ def extent(home, x) -> Extent:
     return Extent(start + below, start + above + itemsize)
 
 
-def _size_of(name):
+def size_of(name):
     return 2 if name == "bfloat16" else np.dtype(name).itemsize

@@ -643,6 +643,8 @@ def report_state(st, kind, p, shift, nonzeros, row):
     row[THRESHOLD] = math.ldexp(st.anchor + st.offset, -shift)
     if st.status == m.NONFINITE:
         row[THRESHOLD], row[LEVEL] = math.nan, math.nan
+    elif nonzeros == 0:
+        row[LEVEL] = 0.0
     elif st.status == m.TIED or st.status == m.FLAT:
         row[LEVEL] = p
     elif kind <= m.SIMPLEX:

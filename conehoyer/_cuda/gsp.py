@@ -7,7 +7,6 @@ that do nothing.
 """
 
 import math
-import warnings
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from .. import _gsp_math as search
 from .. import _math as m
 from .._checks import not_finite
 from .._gsp_math import MARGIN, Search, Vectors
-from .._results import ConvergenceWarning
+from .._results import warn_not_converged
 from . import arrays, block, engine
 from .device import (
     SIMULATED,
@@ -382,11 +381,9 @@ def project(slices, x, several, sparseness, out, overwrite_x, check_finite, full
             for b in blocks:
                 _launch(home, write, b, (b.z, b.out), (table, whole, told, counts))
             if verdict[0] == m.CAPPED:
-                warnings.warn(
+                warn_not_converged(
                     f"the group sparse projection stopped after {int(verdict[11])} passes at the "
-                    f"mean sparseness {1.0 - verdict[10]}; the result is the best known",
-                    ConvergenceWarning,
-                    stacklevel=4,
+                    f"mean sparseness {1.0 - verdict[10]}; the result is the best known"
                 )
         results = [
             arrays.deliver(home, goal, s.axis, s.dtype)

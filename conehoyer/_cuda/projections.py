@@ -180,7 +180,7 @@ def complain(home, flags, count, parameter, name):
         )
     if seen[engine.NONFINITE]:
         raise not_finite()
-    warn_capped(int(seen[engine.CAPPED]), count, 5)
+    warn_capped(int(seen[engine.CAPPED]), count)
 
 
 def _info(s, report):
