@@ -507,6 +507,9 @@ def test_save_and_load(tmp_path):
     for broken in (b"", b"text", whole[:middle], whole[middle:], turned, one, one[:middle]):
         with pytest.raises(ValueError, match="file cannot be read as"):
             load(io.BytesIO(broken))
+    for other in (b"text", pickle.dumps(w)):
+        with pytest.raises(ValueError, match=r"file cannot be read as \.npz: it is none"):
+            load(io.BytesIO(other))
     for name in right:
         with (
             zipfile.ZipFile(tmp_path / "w.npz") as old,

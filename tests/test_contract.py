@@ -385,6 +385,44 @@ def test_out_whose_entries_share_memory(kind):
     assert project(kind, np.empty((3, 0)), out=none) is none
 
 
+@every_function
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((2, 5), (0, 8)),
+        ((5, 2), (8, 0)),
+        ((2, 3), (8, 8)),
+        ((3, 4), (-8, 16)),
+        ((3, 2), (4, 64)),
+        ((3, 4), (16, 32)),
+        ((2, 3, 4), (32, 40, 8)),
+    ],
+)
+def test_out_whose_entries_share_memory_by_any_strides(kind, axis, shape, strides):
+    """Expanded arrays, moving windows, entries that begin within one another."""
+    x = np.random.default_rng(0).random(shape)
+    room = np.full(100, 7.0)
+    out = np.lib.stride_tricks.as_strided(room[20:], shape, strides)
+    with pytest.raises(ValueError, match="out must have memory for each entry"):
+        project(kind, x, axis=axis, out=out)
+    assert (room == 7.0).all()
+
+
+@every_function
+@pytest.mark.parametrize("axis", [0, -1, None])
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((3, 2), (16, 24)), ((2, 3, 4), (8, 16, 56)), ((3, 1, 5), (40, 0, -8))]
+)
+def test_out_whose_entries_interleave(kind, axis, shape, strides):
+    x = np.random.default_rng(0).random(shape)
+    room = np.full(100, 7.0)
+    out = np.lib.stride_tricks.as_strided(room[20:], shape, strides)
+    assert project(kind, x, axis=axis, out=out) is out
+    np.testing.assert_array_equal(out, project(kind, x, axis=axis))
+    assert (room == 7.0).sum() == 100 - out.size
+
+
 @pytest.mark.parametrize("bad", [0, np.int64(0), [2, 0]])
 def test_an_integer_out_of_range_is_shown_as_given(bad):
     with pytest.raises(ValueError, match=r"^nnz must be >= 1, got 0$"):
@@ -1765,3 +1803,44 @@ def test_a_result_over_parts_of_large_columns(shift):
     room[:] = np.random.default_rng(7).standard_normal(room.size)
     ch.project_l1_ball(x, 3.0, axis=0, out=out)
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-14)
+
+
+@every_function
+@pytest.mark.parametrize("axis", [-1, 0, None])
+def test_an_unaligned_float16_out(kind, axis):
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float16)
+    out = np.zeros(2 * x.size + 1, np.uint8)[1:].view(np.float16).reshape(x.shape)
+    assert not out.flags.aligned
+    project(kind, x, axis=axis, out=out)
+    np.testing.assert_array_equal(out, project(kind, x, axis=axis))
+
+
+@pytest.mark.parametrize("make", [np.ndarray.tolist, lambda x: x.view(np.matrix)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, **options: ch.project_bilevel(x, level=1.2, **options),
+        lambda x, **options: ch.project_l1inf_ball(x, 1.0, **options),
+    ],
+    ids=["bilevel", "l1inf"],
+)
+def test_a_list_or_a_matrix_that_may_be_overwritten_by_groups(call, make):
+    data = np.array([[3.0, -0.5], [2.0, 0.5]])
+    given = make(data.copy())
+    result = call(given, overwrite_x=True)
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, call(data))
+    np.testing.assert_array_equal(given, data)
+
+
+@pytest.mark.parametrize("height", [True, 2])
+def test_a_block_has_no_boolean_sides(height):
+    with pytest.raises(TypeError, match="a block shape must be two integers, got"):
+        ch.project_bilevel(np.ones((4, 4)), 1.5, groups=(height, True))
+
+
+def test_long_double_parameters_beyond_float64():
+    with np.errstate(all="raise"):
+        most = np.finfo(np.longdouble).max
+        x = ch.project_cai(np.ones((2, 3)), np.array([1.5, most]))
+        assert (x[1] == 1.0).all()

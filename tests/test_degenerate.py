@@ -184,6 +184,19 @@ def test_zero_vector_with_a_given_norm():
 
 
 @pytest.mark.parametrize("method", ["cfp", "alternating"])
+@pytest.mark.parametrize("sparseness", [0.0, 0.5])
+def test_a_zero_result_has_the_score_of_zeros(method, sparseness):
+    """Not the one that was asked for."""
+    y = np.array([[0.0, 0.0, 0.0], [3.0, 2.0, 1.0]])
+    for k, l2 in ((0, None), (1, 0.0)):
+        x, info = ch.project_hoyer(y[k], sparseness, l2=l2, method=method, full_output=True)
+        assert not x.any()
+        assert info.level == 0.0
+    x, info = ch.project_hoyer(y, sparseness, method=method, full_output=True)
+    np.testing.assert_allclose(info.level, ch.hoyer_score(x, axis=-1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["cfp", "alternating"])
 @pytest.mark.parametrize("repeats", [1, 50, 5000])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_zeros_that_become_nonzero_keep_their_sign(dtype, repeats, method):

@@ -389,6 +389,7 @@ X = np.ones((4, 3))
         ((np.ma.array(X), 2), TypeError, "x must not be a masked"),
         ((X, 0), ValueError, "rank must be at least 1, got 0"),
         ((X, 2.5), TypeError, "rank must be an integer, got 2.5"),
+        ((X, True), TypeError, "rank must be an integer, got True"),
     ],
 )
 def test_wrong_data(arguments, error, match):

@@ -1158,7 +1158,10 @@ def test_a_warning_names_the_callers_line():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ch.nmf_hals(np.abs(normal(20, 10)), 4, max_iter=1)
-    assert caught[0].filename == __file__
+        ch.nmf_hals(torch.from_numpy(np.abs(normal(20, 10))), 4, max_iter=1)
+        y = torch.from_numpy(-(0.5 ** np.arange(9000))).requires_grad_()
+        ch.project_hoyer(y, 0.5, nonneg=True)
+    assert [each.filename for each in caught] == [__file__] * 3
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -1713,3 +1713,29 @@ def test_hooks_of_loading_may_load():
     torch.testing.assert_close(optimizer.state[p]["gamma"], gamma, rtol=0, atol=0)
     optimizer.step()
     assert p[2] == 0
+
+
+def test_gradients_that_are_enabled_in_inference_mode():
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2))
+    with torch.inference_mode(), torch.enable_grad():
+        y = layer(torch.ones(3, 8))
+    assert y.grad_fn is None
+    assert not y.requires_grad
+
+
+def test_a_copy_of_the_dense_weights_has_no_graph():
+    w = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(8, 4), (2, 2)).weight
+    w.requires_grad_()
+    assert copy.deepcopy(w).is_leaf
+
+
+def test_a_layer_where_new_tensors_lie_elsewhere():
+    dense = torch.nn.Linear(8, 4)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    x = torch.randn(3, 8)
+    expected = layer(x)
+    with torch.device("meta"):
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+        made = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+        torch.testing.assert_close(made.double()(x), expected)
+        assert made.weight.device.type == "cpu"
