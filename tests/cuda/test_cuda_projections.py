@@ -298,6 +298,23 @@ def test_entries_that_share_memory(to_gpu, to_host):
     x = ch.project_cai(expanded, 4.0, overwrite_x=True)  # there is no place to overwrite
     np.testing.assert_allclose(to_host(x), [ch.project_cai(y, 4.0)] * 3, rtol=1e-13)
     np.testing.assert_array_equal(to_host(device), y)
+    windows = home.adopt(home.view(device, [3, 18], [8, 8]))
+    with pytest.raises(ValueError, match=r"memory for each entry, got strides \(8, 8\)"):
+        ch.project_cai(to_gpu(np.ones((3, 18))), 4.0, out=windows)
+    x = ch.project_cai(windows, 4.0, overwrite_x=True)
+    expected = ch.project_cai(np.lib.stride_tricks.sliding_window_view(y, 18), 4.0)
+    np.testing.assert_allclose(to_host(x), expected, rtol=1e-13)
+    np.testing.assert_array_equal(to_host(device), y)
+
+
+@pytest.mark.parametrize("n", [3, 700])
+def test_a_zero_result_has_the_score_of_zeros(to_gpu, to_host, n):
+    y = np.array([np.zeros(n), np.arange(n)])
+    x, info = ch.project_hoyer(to_gpu(y), 0.5, full_output=True)
+    np.testing.assert_allclose(to_host(info.level), ch.hoyer_score(to_host(x), axis=-1), rtol=1e-12)
+    x, info = ch.project_hoyer(to_gpu(y), 0.5, l2=0.0, full_output=True)
+    assert not to_host(x).any()
+    assert not to_host(info.level).any()
 
 
 def test_out_that_overlaps(to_gpu, to_host):
