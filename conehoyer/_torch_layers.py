@@ -280,10 +280,10 @@ class _Product(torch.autograd.Function):
 def _product(x, bias, weight):
     """x·Wᵀ + bias, of which nothing is copied where x is contiguous."""
     kind = _wider(x, weight)
-    rows = _in(kind, _rows(x.detach())).contiguous()
+    rows = _in(kind, _rows(x.detach())).contiguous().resolve_neg()
     result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=kind, device="cpu")
     if bias is not None:
-        bias = _in(kind, bias.detach()).numpy()
+        bias = _in(kind, bias.detach()).resolve_neg().numpy()
     weight.matmul(rows.numpy().T, bias=bias, out=_rows(result).numpy().T)
     return _in(x.dtype, result)
 
@@ -360,7 +360,7 @@ def _is_dense(t):
 def _array(t):
     """A tensor as an array, floating formats of 16 bits as float32."""
     wide = torch.promote_types(t.dtype, torch.float32) if t.is_floating_point() else t.dtype
-    return t.detach().cpu().to(wide).numpy()
+    return t.detach().cpu().to(wide).resolve_neg().numpy()
 
 
 def sparsify(

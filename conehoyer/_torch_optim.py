@@ -538,6 +538,7 @@ def _fused(p):
         and p.dtype in (torch.float32, torch.float64)
         and p.grad.dtype is p.dtype
         and p.is_contiguous()
+        and not p.is_neg()
     )
 
 
@@ -554,7 +555,7 @@ def _moments_are_bounded(p, grad, state, beta2):
 
 
 def _memory(grad):
-    return grad.contiguous().numpy()
+    return grad.contiguous().resolve_neg().numpy()  # one entry is contiguous, negated or not
 
 
 def _wide(p):

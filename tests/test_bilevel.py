@@ -1094,3 +1094,22 @@ def test_a_report_changes_no_bits_where_projected_norms_overflow(inner):
     reported, info = ch.project_bilevel(y, 5.0, inner=inner, full_output=True)
     assert info.radii.max() == np.inf
     np.testing.assert_array_equal(reported, x)
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_a_result_lies_in_memory_as_the_matrix_does(project):
+    """Also where the copy that the kernels read lies in another order."""
+    big = np.random.default_rng(12).standard_normal((60, 40))
+    y = big[:, ::2].T  # neither order, but nearer to Fortran's
+    assert not y.flags.f_contiguous
+    result = project(y, 2.0)
+    assert result.strides == np.empty_like(y).strides
+    np.testing.assert_array_equal(result, project(y.copy("F"), 2.0))
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_labels_as_a_list_of_two_rows(project):
+    y, labels = np.arange(6.0).reshape(2, 3), [[0, 1, 0], [1, 0, 2]]
+    np.testing.assert_array_equal(
+        project(y, 2.0, groups=labels), project(y, 2.0, groups=np.array(labels))
+    )

@@ -1470,3 +1470,24 @@ def test_attention_warns_of_nothing_in_any_thread(workers, monkeypatch):
         warnings.simplefilter("error")
         found = pattern.attention(q, k, v, scale=0.0, workers=workers)
     np.testing.assert_array_equal(np.isnan(found[:, :, 0]), [[True, False, False, False]] * 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("shrink", [False, True])
+def test_what_is_not_finite_is_not_pruned(bad, shrink):
+    w = np.ones((4, 4))
+    w[1, 2] = bad
+    with pytest.raises(ValueError, match="w must be finite"):
+        blocksparse.prune(w, (2, 2), 2, shrink=shrink)
+
+
+def test_what_is_pruned_has_no_sign():
+    result = blocksparse.prune([[-1.0, 2.0], [-3.0, -4.0]], (1, 2), 1)
+    np.testing.assert_array_equal(result, [[0.0, 0.0], [-3.0, -4.0]])
+    assert not np.signbit(result[0]).any()
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_pruning_takes_workers(shrink):
+    with pytest.raises(ValueError, match="workers must be"):
+        blocksparse.prune(np.ones((4, 4)), (2, 2), 2, shrink=shrink, workers=0)

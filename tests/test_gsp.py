@@ -755,3 +755,54 @@ def test_what_is_neither_array_nor_list(x, got):
     for function in (lambda x: project_gsp(x, 0.5), ch.gsp_score):
         with pytest.raises(TypeError, match=f"x must be an array, or a list .*, got {got}$"):
             function(x)
+
+
+def test_a_result_that_lies_among_those_of_a_strided_one():
+    """Another one that is woven into it lies between."""
+    memory = np.zeros(100)
+    x = [np.arange(50.0), np.arange(2.0), np.arange(2.0)]
+    out = [memory[::2], memory[11:15:2], memory[20:22]]
+    with pytest.raises(ValueError, match=r"out\[0\] and out\[2\] must not overlap"):
+        project_gsp(x, 0.5, out=out)
+    out[2] = memory[21:25:2]
+    expected = project_gsp(x, 0.5)
+    for got, wanted in zip(project_gsp(x, 0.5, out=out), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200, 1e307, 1e-307])
+def test_a_large_vector_that_is_not_the_first(scale):
+    x = np.array([[4.0, -2.0, 1.0, 1.0], [3.0, 2.0, -1.0, 0.5]])
+    x[1] *= scale
+    first, one = project_gsp(x, 0.5, full_output=True)
+    second, other = project_gsp(x[::-1], 0.5, full_output=True)
+    np.testing.assert_array_equal(first, second[::-1])
+    np.testing.assert_array_equal(one.threshold, other.threshold[::-1])
+    assert abs(one.sparseness - 0.5) < 1e-12
+
+
+def test_what_is_not_finite_takes_one_pass():
+    _, info = project_gsp([[1.0, np.nan]], 0.5, check_finite=False, full_output=True)
+    assert info.passes == 1
+
+
+def test_workers_reach_every_pass(monkeypatch):
+    seen = []
+
+    def run_split(task, count, workers):
+        seen.append(workers)
+        task(0, count)
+
+    monkeypatch.setattr(gsp, "run_split", run_split)
+    monkeypatch.setattr(gsp, "_PARALLEL_FROM", 0)
+    for x in (np.arange(12.0).reshape(3, 4), [np.arange(4.0), np.arange(5.0)]):
+        project_gsp(x, 0.5, workers=3)
+    assert set(seen) == {3}
+
+
+def test_floating_point_errors_that_raise_do_not_tell_of_the_report():
+    x = np.array([[4.0, -2.0, 1.0, 1.0], [3.0, 2.0, -1.0, 0.5]]) * 1e-308
+    _, wanted = project_gsp(x, 0.7, full_output=True)
+    with np.errstate(all="raise"):
+        _, info = project_gsp(x, 0.7, full_output=True)
+    np.testing.assert_array_equal(info.threshold, wanted.threshold)

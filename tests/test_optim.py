@@ -1214,3 +1214,47 @@ def test_names_are_saved():
     assert saved["param_groups"][0]["param_names"] == ["w", "b"]
     with pytest.raises(ValueError, match=r"parameters \['w', 'b'\]"):
         SparseAdamW({"b": np.ones(2), "w": np.ones(1)}).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (2, 2)])
+def test_workers_are_those_of_the_optimizer(groups, monkeypatch):
+    """In the look for NaN, the step and the renewal of the weights."""
+    seen = []
+
+    def run_split(task, count, workers):
+        seen.append(workers)
+        task(0, count)
+
+    monkeypatch.setattr(optim, "run_split", run_split)
+    monkeypatch.setattr(optim, "_PARALLEL_FROM", 0)
+    w = np.ones((4, 4))
+    SparseAdamW([w], l1=0.1, groups=groups, reweight_every=1, workers=3).step([w.copy()])
+    assert seen == [3, 3, 3]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_whose_squares_just_overflow(dtype):
+    root = np.sqrt(np.finfo(dtype).max)
+    o = SparseAdamW([np.ones(3, dtype)])
+    o.step([np.full(3, root * dtype(1 - 4e-6))])
+    first = np.full(3, root * dtype(1 + 2.0**-22))
+    with np.errstate(over="ignore"):
+        assert np.isinf(first * first).all()
+    with pytest.raises(ValueError, match="its squares too"):
+        o.step([first])
+
+
+def test_parameters_that_run_backwards_share_memory():
+    memory = np.arange(8.0)
+    with pytest.raises(ValueError, match="parameter 1 shares memory with parameter 0"):
+        SparseAdamW([memory[5::-1], memory[:2]])
+    SparseAdamW([memory[5:1:-1], memory[:2]])
+
+
+def test_gradients_that_overlap_a_parameter_that_runs_backwards():
+    """Whose address is that of its last entry in memory."""
+    memory, last = np.arange(8.0), np.zeros(2)
+    o = SparseAdamW([memory[5::-1], last], lr=0.1)
+    before = memory[:2].copy()
+    o.step([np.ones(6), memory[:2]])
+    np.testing.assert_allclose(o.state_dict()["state"][1]["exp_avg"], 0.1 * before)

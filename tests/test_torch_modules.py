@@ -3,6 +3,7 @@
 import collections.abc
 import copy
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -1191,11 +1192,25 @@ def test_blocks_are_no_larger_than_the_weights():
     assert torch.equal(layer.weight, 2 * dense.weight)
 
 
-def test_inputs_that_are_negated_lazily():
-    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(4, 4), (2, 2))
-    x = torch.complex(torch.zeros(2, 4), torch.arange(8.0).reshape(2, 4)).conj().imag
-    assert x.is_neg()
-    assert torch.equal(layer(x), layer(x.resolve_neg()))
+def negated(x):
+    """The negative of x, of which only the sign is remembered."""
+    result = torch.complex(torch.zeros_like(x), x).conj().imag
+    assert result.is_neg()
+    return result
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 1)])  # one entry is contiguous
+def test_inputs_and_weights_that_are_negated_lazily(shape):
+    x = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    dense = torch.nn.Linear(shape[1], shape[1])
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    assert torch.equal(layer(negated(x)), layer(-x))
+    w, bias = (torch.nn.Parameter(negated(p.detach())) for p in (dense.weight, dense.bias))
+    dense.weight, dense.bias = w, bias
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
+    torch.testing.assert_close(layer(x), dense(x))
+    layer.bias.data = negated(-bias.detach().resolve_neg())
+    torch.testing.assert_close(layer(x), dense(x))
 
 
 def ones(*shape, dtype=torch.float32):
@@ -1606,14 +1621,16 @@ def test_a_state_of_more_groups():
         chtorch.SparseAdamW([p]).load_state_dict(saved)
 
 
-def test_gradients_that_are_negated_lazily():
-    p, q = ones(3), ones(3)
-    p.grad = torch.complex(torch.zeros(3), torch.arange(3.0)).conj().imag
-    assert p.grad.is_neg()
-    q.grad = -torch.arange(3.0)
-    for each in (p, q):
-        chtorch.SparseAdamW([each], eps=1.0).step()
+@pytest.mark.parametrize("n", [1, 3])
+def test_gradients_and_parameters_that_are_negated_lazily(n):
+    p, q, r = ones(n), ones(n), ones(n)
+    g = torch.arange(1.0, n + 1)
+    p.grad, q.grad, r.grad = negated(g), -g, negated(g)
+    r.data = negated(-torch.ones(n))
+    for each in (p, q, r):
+        chtorch.SparseAdamW([each], eps=1.0, l1=0.1).step()
     assert torch.equal(p, q)
+    torch.testing.assert_close(r.detach(), q.detach())
 
 
 WRAPPED = """
@@ -1739,3 +1756,82 @@ def test_a_layer_where_new_tensors_lie_elsewhere():
         made = chtorch.BlockSparseLinear.from_linear(dense, (2, 2))
         torch.testing.assert_close(made.double()(x), expected)
         assert made.weight.device.type == "cpu"
+
+
+def test_gradients_that_overlap_a_parameter_of_another_group():
+    """It is what that was, not what it becomes."""
+    x, y, room = ones(3), ones(3), torch.arange(3.0)
+    x.data = room
+    y.grad = room
+    wanted = room.clone()
+    optimizer = chtorch.SparseAdamW([{"params": [ones(2)]}, {"params": [x]}, {"params": [y]}])
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[y]["exp_avg"], 0.1 * wanted)
+    assert not torch.equal(room, wanted)
+
+
+def test_workers_are_those_of_the_optimizer(monkeypatch):
+    """In the look for NaN, the step and the renewal of the weights."""
+    seen = []
+
+    def run_split(task, count, workers):
+        seen.append(workers)
+        task(0, count)
+
+    monkeypatch.setattr(optim, "run_split", run_split)
+    monkeypatch.setattr(optim, "_PARALLEL_FROM", 0)
+    chtorch.SparseAdamW([ones(4)], l1=0.1, reweight_every=1, workers=3).step()
+    assert seen == [3, 3, 3]
+
+
+def test_nothing_is_left_of_weights_of_blocks_that_are_not_renewed():
+    p = ones(2, 3)
+    optimizer = chtorch.SparseAdamW([p], l1=0.1, groups=(2, 1), reweight_every=1)
+    optimizer.step()
+    optimizer.param_groups[0]["reweight_every"] = None
+    optimizer.step()
+    assert optimizer.state[p].keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_one_entry_that_is_negated_lazily():
+    """A single entry is contiguous, and NumPy takes no such tensor: a fault today."""
+    p = ones(1)
+    p.grad = torch.complex(torch.zeros(1), torch.ones(1)).conj().imag
+    assert p.grad.is_neg()
+    assert p.grad.is_contiguous()
+    chtorch.SparseAdamW([p], lr=0.5, weight_decay=0.0).step()
+    torch.testing.assert_close(p.detach(), torch.tensor([1.5]))
+
+
+def test_an_input_of_one_entry_that_is_negated_lazily():
+    """A fault today."""
+    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(1, 2), (1, 1))
+    x = torch.complex(torch.zeros(1, 1), torch.ones(1, 1)).conj().imag
+    assert torch.equal(layer(x), layer(-torch.ones(1, 1)))
+
+
+def test_weights_of_other_blocks_that_an_older_state_does_not_name():
+    """Blocks of 2 × 2 and of 4 × 1 are four each: the shape of the weights tells."""
+    p, q = ones(4, 4), ones(4, 4)
+    for each, every in ((p, 1), (q, None)):
+        options = {"lr": 0.1, "l1": 0.1, "reweight_every": every}
+        optimizer = chtorch.SparseAdamW([each], groups=(2, 2), **options)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        for name in ("block_height", "block_width"):
+            saved["state"][0].pop(name, None)
+        saved["param_groups"][0].update(groups=(4, 1), reweight_every=100)
+        optimizer.load_state_dict(saved)
+        optimizer.step()
+    assert torch.equal(p, q)
+
+
+def test_gradients_that_overflow_in_the_precision_of_the_parameter():
+    """Also where their mean squares do not."""
+    p = ones(3)
+    p.grad.fill_(7e4)
+    p.data = p.data.half()
+    optimizer = chtorch.SparseAdamW([p], betas=(0.9, 0.99999))
+    with pytest.raises(ValueError, match="must be finite"):
+        optimizer.step()
+    assert torch.equal(p.detach(), torch.ones(3, dtype=torch.float16))
