@@ -1491,3 +1491,34 @@ def test_what_is_pruned_has_no_sign():
 def test_pruning_takes_workers(shrink):
     with pytest.raises(ValueError, match="workers must be"):
         blocksparse.prune(np.ones((4, 4)), (2, 2), 2, shrink=shrink, workers=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block", [(3, 32), (16, 32)], ids=str)
+def test_softmax_of_long_rows_of_blocks(block, dtype):
+    """As of single rows: the sums are in float64, whatever the height of the blocks."""
+    scores = np.full((block[0], 1 << 16), -17.5, dtype)
+    scores[:, 0] = 0.0
+    small = np.exp(-17.5)
+    largest = 1.0 / (1.0 + (scores.shape[1] - 1) * small)  # 0.998
+    weights = compress(scores, block).softmax().to_dense()
+    tolerance = 1e-6 if dtype == np.float32 else 1e-10
+    np.testing.assert_allclose(weights[:, 0], largest, rtol=tolerance)
+    np.testing.assert_allclose(weights[:, 1:], small * largest, rtol=tolerance)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [(5, 4), (9, 2), (20, 5)], ids=str)
+def test_tiles_beyond_a_row_of_blocks_write_nothing_there(block, turned, monkeypatch):
+    """Another worker may have written these rows already."""
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    rng = np.random.default_rng(9)
+    w, x = sparse(rng, (90, 40), block, 0.6), rng.standard_normal((40, 37))
+    bs, x = compress(w, block), np.asfortranarray(x) if turned else x
+    one = bs.matmul(x, workers=1)
+    check_product(one, w, x)
+    monkeypatch.setattr(
+        blocksparse, "run_parts", lambda task, parts: [task(*part) for part in parts[::-1]]
+    )
+    for workers in (2, 3):
+        np.testing.assert_array_equal(bs.matmul(x, workers=workers), one)

@@ -806,3 +806,29 @@ def test_floating_point_errors_that_raise_do_not_tell_of_the_report():
     with np.errstate(all="raise"):
         _, info = project_gsp(x, 0.7, full_output=True)
     np.testing.assert_array_equal(info.threshold, wanted.threshold)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_ties_in_several_pieces(share):
+    """The largest entries are counted over all pieces: the goal lies on their jump."""
+    n, places, excess = 50_000, [3, 20_000, 40_000], share * (math.sqrt(3.0) - 1.0)
+    x = np.random.default_rng(3).uniform(-1.0, 1.0, n)
+    x[places] = 2.0
+    sparseness = 1.0 - excess / (math.sqrt(n) - 1.0)
+    (z,), info = project_gsp([x], sparseness, full_output=True)
+    assert info.converged
+    assert info.sparseness == pytest.approx(sparseness, abs=1e-13)
+    assert set(np.flatnonzero(z)) <= set(places)
+    assert np.abs(z).sum() / np.linalg.norm(z) == pytest.approx(1.0 + excess, rel=1e-9)
+
+
+def test_ties_in_several_pieces_in_place():
+    """A vector of ties is written once, however many pieces it has."""
+    n, places = 50_000, [3, 20_000, 40_000]
+    x = np.random.default_rng(3).uniform(-1.0, 1.0, n)
+    x[places] = 2.0
+    sparseness = 1.0 - 0.5 * (math.sqrt(3.0) - 1.0) / (math.sqrt(n) - 1.0)
+    (expected,) = project_gsp([x], sparseness)
+    own = x.copy()
+    project_gsp([own], sparseness, out=[own])
+    np.testing.assert_array_equal(own, expected)

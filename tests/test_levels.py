@@ -420,3 +420,15 @@ def test_counts_beyond_a_long_row(dtype, n, beyond):
     x = np.random.default_rng(n).standard_normal((2, n)).astype(dtype)
     count = n + beyond if isinstance(beyond, int) else beyond
     np.testing.assert_array_equal(ch.level_for_nnz(x, np.array([count, count])), [n, n])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nan_counts_as_a_nonzero_wherever_it_stands(dtype):
+    for n in (1, 3, 8, 16, 19, 33):
+        x = np.zeros((n, n), dtype)
+        np.fill_diagonal(x, np.nan)
+        found = np.zeros(n, np.int64)
+        levels.count_nonzeros(x, found)
+        np.testing.assert_array_equal(found, 1)
+        _, info = ch.project_cai(x[0], 1.0, check_finite=False, full_output=True)
+        assert info.nnz == n  # all of the result is NaN

@@ -1258,3 +1258,16 @@ def test_gradients_that_overlap_a_parameter_that_runs_backwards():
     before = memory[:2].copy()
     o.step([np.ones(6), memory[:2]])
     np.testing.assert_allclose(o.state_dict()["state"][1]["exp_avg"], 0.1 * before)
+
+
+@pytest.mark.parametrize("groups", [(4, 1), (5, 1), (1, 16), (5, 16), (7, 3)], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_squares_beyond_float32(scale, groups):
+    """They are added in float64, in whichever row of a block they stand."""
+    rng = np.random.default_rng(20)
+    w = rng.uniform(1.0, 2.0, (35, 48)).astype(np.float32)
+    p = (w * np.float32(scale)).astype(np.float32)
+    o = SparseAdamW([p], lr=scale, l1=1.0, weight_decay=0.0, groups=groups)
+    o.step([np.zeros(w.shape, np.float32)])
+    size = norms(w.astype(float), groups)
+    np.testing.assert_allclose(p / scale, w * np.maximum(1 - 1 / size, 0), rtol=0, atol=2e-6)
