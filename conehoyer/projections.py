@@ -724,13 +724,13 @@ def _info(s, rows, result, table, worst):
         nnz = np.count_nonzero(result, axis=s.axis)
     if s.batch == ():
         status, threshold, level, count = table[0, :LOG].tolist()
-        if nnz == 0 and not math.isnan(level):
+        if nnz == 0:
             level = 0.0  # that of zeros, whatever was wanted
         log = table[0, LOG : LOG + int(count)]  # a row of radius 0 was searched in vain
         support = log[log >= 0.0].astype(np.int64)
         return ProjectionInfo(threshold, level, int(nnz), int(count), status != m.CAPPED, support)
     status, threshold, level, count = (table[:, i].reshape(s.batch) for i in range(LOG))
-    level[(nnz == 0) & ~np.isnan(level)] = 0.0
+    level[nnz == 0] = 0.0
     return ProjectionInfo(
         threshold.copy(), level.copy(), nnz, count.astype(np.int64), status != m.CAPPED
     )

@@ -1844,3 +1844,9 @@ def test_long_double_parameters_beyond_float64():
         most = np.finfo(np.longdouble).max
         x = ch.project_cai(np.ones((2, 3)), np.array([1.5, most]))
         assert (x[1] == 1.0).all()
+
+
+def test_an_infinite_norm_is_refused():
+    for l2 in (np.inf, np.float64(np.inf), [np.inf]):
+        with pytest.raises(ValueError, match="l2 must be finite and >= 0"):
+            ch.project_hoyer(np.ones(4), 0.5, l2=l2)

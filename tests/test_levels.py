@@ -432,3 +432,18 @@ def test_nan_counts_as_a_nonzero_wherever_it_stands(dtype):
         np.testing.assert_array_equal(found, 1)
         _, info = ch.project_cai(x[0], 1.0, check_finite=False, full_output=True)
         assert info.nnz == n  # all of the result is NaN
+
+
+def test_many_slices_of_which_only_positive_entries_count(monkeypatch):
+    """They are looked at some at a time."""
+    y = np.random.default_rng(0).standard_normal((40, 30))
+    levels = ch.level_for_nnz(y, 5, nonneg=True)
+    monkeypatch.setattr("conehoyer.levels._BYTES", 7 * 30 * 8)
+    np.testing.assert_array_equal(ch.level_for_nnz(y, 5, nonneg=True), levels)
+    x = ch.project_cai(y, levels, nonneg=True)
+    assert (np.count_nonzero(x, axis=1) == 5).all()
+
+
+def test_slices_of_no_entries_have_a_level():
+    for shape in (3, 0), (0, 4), (0,):
+        assert ch.level_for_nnz(np.ones(shape), 2).shape == shape[:-1]

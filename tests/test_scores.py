@@ -306,3 +306,11 @@ def test_gsp_score_keeps_the_dimensions():
 def test_gsp_score_checks_the_number_of_workers(x):
     with pytest.raises(ValueError, match="workers"):
         ch.gsp_score(x, workers=0)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3), (9, 1), (1, 9)])
+def test_small_matrices_in_fortran_order(shape, axis):
+    y = np.random.default_rng(0).standard_normal(shape)
+    expected = ch.hoyer_score(y, axis=axis)
+    np.testing.assert_array_equal(ch.hoyer_score(np.asfortranarray(y), axis=axis), expected)

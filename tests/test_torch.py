@@ -1632,3 +1632,58 @@ def test_what_comes_in_off_the_support_is_of_no_matter(name):
     assert g.isinf().any()
     result.backward(g)
     assert x.grad.isfinite().all()
+
+
+def test_an_empty_parameter_list_is_an_empty_list():
+    none = torch.nn.ParameterList()
+    assert len(ch.project_gsp(none, 0.5)) == 0
+    assert ch.gsp_score(none) == ch.gsp_score([]) == 1.0
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, None])
+@pytest.mark.parametrize("name", ["cai_score", "hoyer_score", "hoyer_sparseness", "gsp_score"])
+def test_a_jacobian_of_scores_that_keep_their_axes(name, axis):
+    def score(x):
+        return getattr(ch, name)(x, axis=axis, keepdims=True)
+
+    y, jacobian = torch.from_numpy(normal(3, 4)), torch.autograd.functional.jacobian
+    torch.testing.assert_close(jacobian(score, y, vectorize=True), jacobian(score, y))
+
+
+@pytest.mark.parametrize("name", ["level l2", "feasible l2", "radius l2"])
+def test_gradient_of_groups_of_subnormal_data(name):
+    """The unit of such data has a reciprocal that is no float."""
+    y, g = np.round(normal(4, 6, seed=2) * 2.0**40), torch.from_numpy(normal(4, 6, seed=3))
+    grads = []
+    for exponent in (0, -1074):
+        x = leaf(np.ldexp(y, exponent))
+        radius = {"radius": np.ldexp(2.0**41, exponent)} if name == "radius l2" else {"level": 2.5}
+        found = ch.project_bilevel(x, **radius, inner="l2", feasible=name == "feasible l2")
+        (found * g).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["level", "radius l2", "exact"])
+def test_gradients_of_labels_as_a_tuple_of_two_rows(name):
+    labels, y = ((0, 1, 0, 2), (2, 2, 1, 0)), normal(2, 4, seed=5)
+    grads = []
+    for groups in (labels, np.array(labels)):
+        x = leaf(y)
+        MATRICES[name](x, groups=groups).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=0)
+
+
+def test_float32_gradients_of_large_groups_by_the_formulas(monkeypatch):
+    """As where the kernels serve: the formulas sum over labels one entry after the other."""
+    monkeypatch.setattr(_vjp_kernels, "serves", lambda *tensors: False)
+    test_float32_gradients_of_large_groups()
+
+
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+def test_a_matrix_that_met_the_constraint_beside_one_that_did_not_by_the_formulas(
+    inner, monkeypatch
+):
+    monkeypatch.setattr(_vjp_kernels, "serves", lambda *tensors: False)
+    test_a_matrix_that_met_the_constraint_beside_one_that_did_not(inner)

@@ -1835,3 +1835,16 @@ def test_gradients_that_overflow_in_the_precision_of_the_parameter():
     with pytest.raises(ValueError, match="must be finite"):
         optimizer.step()
     assert torch.equal(p.detach(), torch.ones(3, dtype=torch.float16))
+
+
+def test_a_layer_computes_in_the_wider_precision_of_data_without_a_gradient():
+    dense = torch.nn.Linear(40, 7)
+    layer = chtorch.BlockSparseLinear.from_linear(dense, (1, 4))
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 40)))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), dense.double()(x), rtol=1e-13, atol=1e-13)
+
+
+def test_a_layer_multiplies_under_its_own_name():
+    assert chtorch.BlockSparseLinear.forward.__name__ == "forward"
+    assert "out_features" in chtorch.BlockSparseLinear.forward.__doc__
