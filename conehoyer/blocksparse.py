@@ -1046,7 +1046,8 @@ def load(file) -> BlockSparse:
     except (OSError, MemoryError):
         raise
     except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
-        said = "it is none" if "pickle" in str(error) else error  # NumPy's advice is dangerous
+        # NumPy's advice for what is no such file is dangerous.
+        said = "it is none" if "pickled" in str(error) else error
         raise ValueError(f"file cannot be read as .npz: {said}") from error
     if len(found) < len(names):
         raise ValueError(f"file must hold {', '.join(names)}, got {', '.join(files)}")

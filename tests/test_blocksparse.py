@@ -510,6 +510,9 @@ def test_save_and_load(tmp_path):
     for other in (b"text", pickle.dumps(w)):
         with pytest.raises(ValueError, match=r"file cannot be read as \.npz: it is none"):
             load(io.BytesIO(other))
+    np.savez(tmp_path / "bad.npz", **{**right, "indptr": np.array([None])})
+    with pytest.raises(ValueError, match=r"file cannot be read as \.npz: Object arrays"):
+        load(tmp_path / "bad.npz")
     for name in right:
         with (
             zipfile.ZipFile(tmp_path / "w.npz") as old,
