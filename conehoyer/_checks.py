@@ -307,7 +307,8 @@ def shares_memory(shape, strides, itemsize):
         reach += step * (n - 1)
     else:
         return False  # each axis steps over all that lies along the shorter ones
-    if any(step < itemsize for step, _ in axes):
+    span = itemsize + sum(step * (n - 1) for step, n in axes)
+    if any(step < itemsize for step, _ in axes) or math.prod(shape) * itemsize > span:
         return True
     places = np.zeros(1, np.int64)
     for step, n in axes:

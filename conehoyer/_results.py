@@ -28,7 +28,7 @@ def warn_not_converged(message: str) -> None:
     """A `ConvergenceWarning` for the line that called this package, directly or by PyTorch."""
     frame, level = sys._getframe(1), 2
     between = "conehoyer", "torch"
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in between:
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in between:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, ConvergenceWarning, stacklevel=level)
 

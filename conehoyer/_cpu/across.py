@@ -14,6 +14,7 @@ from .arrays import NO, NONE, STATUS
 WIDE = 4  # lines of a row that become columns together, if they can
 STRIP = 8  # registers of a row that are transposed before the next rows
 BYTES = 1 << 19  # of the columns that are rows at a time, about: they stay in a cache
+ALIGNED = 8  # lines of a row of the target from which on its stores begin at one
 FAR = 1 << 20  # bytes; more than this may be in no cache that is near
 
 
@@ -179,11 +180,13 @@ def _transpose_by_lines(source, first, stride, rows, columns, target, begin, tar
     """`transpose`, so that the stores after the first rows are whole cache lines, if they can."""
     line = simd.LINE // target.itemsize
     some = -(simd.address(target) // target.itemsize + begin) & (line - 1)
-    if target_stride & (line - 1) or some > rows:
+    if target_stride & (line - 1) or rows < ALIGNED * line:
         some = 0
-    for r, count in ((0, some), (some, rows - some)):
-        place = first + r * stride
-        transpose(source, place, stride, count, columns, target, begin + r, target_stride)
+    done, count = 0, some if some else rows
+    while done < rows:
+        place = first + done * stride
+        transpose(source, place, stride, count, columns, target, begin + done, target_stride)
+        done, count = done + count, rows - done - count
 
 
 @kernel
