@@ -62,6 +62,24 @@ def every_array_is_large(monkeypatch):
         monkeypatch.setattr(module, name, least)
 
 
+@pytest.fixture
+def record_workers(monkeypatch):
+    """Of a module: the list of the workers that it will ask for, however small the data."""
+
+    def record(module):
+        asked = []
+
+        def run_split(task, count, workers):
+            asked.append(workers)
+            task(0, count)
+
+        monkeypatch.setattr(module, "run_split", run_split)
+        monkeypatch.setattr(module, "_PARALLEL_FROM", 0)
+        return asked
+
+    return record
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--thorough",

@@ -786,18 +786,11 @@ def test_what_is_not_finite_takes_one_pass():
     assert info.passes == 1
 
 
-def test_workers_reach_every_pass(monkeypatch):
-    seen = []
-
-    def run_split(task, count, workers):
-        seen.append(workers)
-        task(0, count)
-
-    monkeypatch.setattr(gsp, "run_split", run_split)
-    monkeypatch.setattr(gsp, "_PARALLEL_FROM", 0)
+def test_workers_reach_every_pass(record_workers):
+    asked = record_workers(gsp)
     for x in (np.arange(12.0).reshape(3, 4), [np.arange(4.0), np.arange(5.0)]):
         project_gsp(x, 0.5, workers=3)
-    assert set(seen) == {3}
+    assert set(asked) == {3}
 
 
 def test_floating_point_errors_that_raise_do_not_tell_of_the_report():

@@ -437,10 +437,10 @@ def test_nan_counts_as_a_nonzero_wherever_it_stands(dtype):
 def test_many_slices_of_which_only_positive_entries_count(monkeypatch):
     """They are looked at some at a time."""
     y = np.random.default_rng(0).standard_normal((40, 30))
-    levels = ch.level_for_nnz(y, 5, nonneg=True)
+    together = ch.level_for_nnz(y, 5, nonneg=True)
     monkeypatch.setattr("conehoyer.levels._BYTES", 7 * 30 * 8)
-    np.testing.assert_array_equal(ch.level_for_nnz(y, 5, nonneg=True), levels)
-    x = ch.project_cai(y, levels, nonneg=True)
+    np.testing.assert_array_equal(ch.level_for_nnz(y, 5, nonneg=True), together)
+    x = ch.project_cai(y, together, nonneg=True)
     assert (np.count_nonzero(x, axis=1) == 5).all()
 
 

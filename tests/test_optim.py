@@ -1217,19 +1217,12 @@ def test_names_are_saved():
 
 
 @pytest.mark.parametrize("groups", [(1, 1), (2, 2)])
-def test_workers_are_those_of_the_optimizer(groups, monkeypatch):
+def test_workers_are_those_of_the_optimizer(groups, record_workers):
     """In the look for NaN, the step and the renewal of the weights."""
-    seen = []
-
-    def run_split(task, count, workers):
-        seen.append(workers)
-        task(0, count)
-
-    monkeypatch.setattr(optim, "run_split", run_split)
-    monkeypatch.setattr(optim, "_PARALLEL_FROM", 0)
+    asked = record_workers(optim)
     w = np.ones((4, 4))
     SparseAdamW([w], l1=0.1, groups=groups, reweight_every=1, workers=3).step([w.copy()])
-    assert seen == [3, 3, 3]
+    assert asked == [3, 3, 3]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -1770,18 +1770,11 @@ def test_gradients_that_overlap_a_parameter_of_another_group():
     assert not torch.equal(room, wanted)
 
 
-def test_workers_are_those_of_the_optimizer(monkeypatch):
+def test_workers_are_those_of_the_optimizer(record_workers):
     """In the look for NaN, the step and the renewal of the weights."""
-    seen = []
-
-    def run_split(task, count, workers):
-        seen.append(workers)
-        task(0, count)
-
-    monkeypatch.setattr(optim, "run_split", run_split)
-    monkeypatch.setattr(optim, "_PARALLEL_FROM", 0)
+    asked = record_workers(optim)
     chtorch.SparseAdamW([ones(4)], l1=0.1, reweight_every=1, workers=3).step()
-    assert seen == [3, 3, 3]
+    assert asked == [3, 3, 3]
 
 
 def test_nothing_is_left_of_weights_of_blocks_that_are_not_renewed():
