@@ -47,7 +47,7 @@ class State(NamedTuple):
     nu: float  # support size of the pass that proposed τ, -1 if τ was no Newton step
     overshoots: int
     pinned: bool  # the anchor was chosen for accuracy: keep it
-    at_zero: bool  # the sums at τ = 0 have been seen
+    at_zero: bool  # it is known whether the input is feasible: the sums at τ = 0 have been seen
     passes: int
     s: float  # on a verdict: Σd at τ
     q: float  # on a verdict: Σd² at τ
@@ -317,6 +317,15 @@ def with_bounds(st, lo, hi):
 
 
 @register_jitable
+def infeasible(st):
+    """The state `st`, where it is known that the input is not feasible."""
+    return State(
+        st.status, st.anchor, st.offset, st.lo, st.hi, st.nu, st.overshoots, st.pinned, True,
+        st.passes, st.s, st.q,
+    )  # fmt: skip
+
+
+@register_jitable
 def sums_are_safe(cone, p, anchor, s, q):
     """Whether the sums, and a step from them, neither overflow nor lose digits to underflow."""
     if cone:
@@ -383,6 +392,9 @@ def advance(kind, p, tol, st, nu, s, q):
         lo = max(st.lo, tau) if left else st.lo
         hi = st.hi if left else min(st.hi, tau)
         st = with_bounds(st, lo, hi)
+        # What is too much at a τ >= 0 is all the more at 0: no need to look there before the end.
+        if tau >= 0.0 and excess > 16.0 * tol * (p * qd if cone else p):
+            st = infeasible(st)
 
     # A Newton step never passes τ*, except by rounding.  Where that is all, it is solved: a
     # step from here, with ν near l, may be a wild one.

@@ -286,7 +286,8 @@ def search(candidates, tau, radius):
     buffer = np.zeros(2 * candidates.size + 200, candidates.dtype)
     buffer[: candidates.size] = candidates
     above = engine.Known(hi, st.anchor, 0.0, 0.0, 0.0)
-    st, _ = search_band(job, m.L1, radius, 0.0, buffer, candidates.size, above, np.empty(0))
+    n = candidates.size
+    st, _ = search_band(job, m.L1, radius, 0.0, n, buffer, n, above, np.empty(0))
     return st
 
 

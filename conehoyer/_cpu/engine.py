@@ -68,6 +68,7 @@ NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it
 # a time is more than the processor keeps on its way to memory, so that the next search would wait.
 PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
 NARROW = 1024  # of more candidates only those near τ are kept
+CLEAR = -0.3  # a sample's relative distance from the bound from which the input is feasible
 KEPT = 0.25  # so few above a Newton step are kept, for steps on them alone
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
@@ -154,7 +155,8 @@ def _sums_near(st, z, l2, samples):
 def _below_step(st, z, known):
     """A number of the data's type that lies left of τ, a Newton step, even if that is rounded."""
     tau = st.anchor + st.offset
-    return np.float64(z.dtype.type(tau - 1e-6 * (abs(tau) + abs(known.s / known.nu))))
+    below = np.float64(z.dtype.type(tau - 1e-6 * (abs(tau) + abs(known.s / known.nu))))
+    return max(below, 0.0) if st.lo >= 0.0 else below  # zeros may be many
 
 
 @helper
@@ -371,6 +373,17 @@ def _count_between(z, lo, hi):
 
 
 @helper
+def _next_share(z, absolute, lo, buffer):
+    """A band from `lo` on that holds about a tenth of the entries; an empty one where many tie."""
+    sample = buffer[: 128 * RUN]
+    take_sample(z, absolute, sample)
+    count = _count_above(sample, lo)
+    hi = _upper_edge(sample, count - 0.15 * sample.size, count - 0.05 * sample.size)
+    inside = _count_between(sample, lo, hi) / sample.size
+    return lo, hi if 0.02 < inside < KEPT else lo
+
+
+@helper
 def _spread(sample, lo):
     """Whether the entries above lo lie all over the sample, not most of them in a part of it."""
     part, most, total = sample.size // 8, 0.0, 0.0
@@ -425,7 +438,10 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         top = np.float64(z.dtype.type(guess.anchor))  # float32 sums had it rounded
         near = _move(st, top, -abs(top) * 2.0**-50, False)
         return _own_job(near, l2, samples)  # only entries equal to the anchor lie above
+    first = st.passes == 0 and (st.lo == 0.0 or passes.nonnegative(sample))
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
+        if first and guess.status == m.FEASIBLE and m.closeness(kind, p, guess.s, guess.q) > CLEAR:
+            return _sums_job(st, l2, samples)
         return plain
     real = z.dtype.type
     tau = guess.anchor + guess.offset
@@ -438,6 +454,8 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         error = WIDTH * _standard_error(kind, p, sample, weight, known.theta, guess)
         lo, hi = np.float64(real(tau - error)), np.float64(real(tau + error))
         start = _move(st, np.float64(real(tau)), 0.0, True)
+    if first and lo <= 0.0 <= hi < 0.25 * (guess.s / guess.nu):
+        return _sums_job(st, l2, samples)  # most likely it is feasible: a result projected again
     inside = _count_between(sample, lo, hi) / sample.size
     if not (lo > st.lo and lo < hi) or inside > 0.4:
         if hi < math.inf and st.lo < tau < st.hi:  # too wide a band, but the best τ known
@@ -641,9 +659,11 @@ def _verdict(status, anchor, l2, nu, s, q):
 
 
 @helper
-def advance(kind, p, tol, st, nu, s, q, log):
-    """`m.advance`, and how large the support was, as far as the log has room."""
+def advance(kind, p, tol, st, nu, s, q, n, log):
+    """`m.advance` for n entries, and how large the support was, as far as the log has room."""
     inlined()
+    if nu < n and st.anchor + st.offset < 0.0:  # some entry is negative
+        st = m.infeasible(st)
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.passes <= log.size:
         log[st.passes - 1] = nu
@@ -651,8 +671,8 @@ def advance(kind, p, tol, st, nu, s, q, log):
 
 
 @helper
-def _search_band(job, kind, p, tol, buffer, stored, above, log):
-    """Find τ among the stored entries; `above` are the sums above the band.
+def _search_band(job, kind, p, tol, n, buffer, stored, above, log):
+    """Find τ among the stored entries of n; `above` are the sums above the band.
 
     Returns the verdict, or the state to go on from outside the band, and exact sums at
     the last point seen.
@@ -688,7 +708,7 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
-        st = advance(kind, p, tol, st, nu, s, q, log)
+        st = advance(kind, p, tol, st, nu, s, q, n, log)
         tau = st.anchor + st.offset
         if rounded and _side_unknown(kind, p, before, nu, s, q):
             st = m.with_bounds(st, before.lo, before.hi)
@@ -938,6 +958,12 @@ def _go_on(job, kind, absolute, p, z, buffer, st, known, l2):
             return _sums_job(st, l2, TIES)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(st, l2, job.samples, kind, absolute, p, z, buffer, known)
+    from_left = newton and tau > known.theta and not _too_rough(kind, p, z, known.nu)
+    if from_left and z.size >= SAMPLE_FROM:  # where more than may be kept lies above τ
+        lo, hi = _next_share(z, absolute, _below_step(st, z, known), buffer)
+        if tau < hi:
+            start = _move(st, np.float64(z.dtype.type(tau)), 0.0, True)
+            return _band_job(start, lo, hi, False, False, l2, job.samples, False)
     if sure:
         st = _split(st, z)  # an empty band: only the sums, at the band's speed
         return _band_job(st, st.anchor, st.anchor, True, False, l2, job.samples, False)
@@ -958,9 +984,9 @@ def _from_sums(job, kind, absolute, p, tol, z, known, l2, log):
     if complete and m.equality_holds(kind, p, l2, tol, s, q):
         if absolute or passes.nonnegative(z):
             return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q).state, l2
-    st = advance(kind, p, tol, st, nu, s, q, log)
+    st = advance(kind, p, tol, st, nu, s, q, z.size, log)
     if complete and st.status == m.GO and st.offset == -math.inf:
-        st = advance(kind, p, tol, st, float(z.size), s, q, log)
+        st = advance(kind, p, tol, st, float(z.size), s, q, z.size, log)
     return st, l2
 
 
@@ -1001,7 +1027,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
             if not _in_range(kind, st.anchor * st.anchor + q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
-        st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
+        st, known = _search_band(job, kind, p, tol, z.size, buffer, stored, above, log)
     else:
         if job.action == OWN and z.itemsize == 4 and st.anchor == 0.0 and st.offset == 0.0:
             if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):

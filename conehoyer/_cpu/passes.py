@@ -48,7 +48,15 @@ def all_finite(z):
 @helper
 def nonnegative(z):
     """Whether no entry is negative."""
-    for i in range(z.size):
+    zero, width = simd.splat(z.dtype.type(0.0)), simd.lanes(z)
+    whole = z.size // width * width
+    for begin in range(0, whole, BLOCK):
+        negative = simd.above(zero, zero)
+        for i in range(begin, min(begin + BLOCK, whole), width):
+            negative = simd.either(negative, simd.above(zero, simd.load(z, i)))
+        if simd.any_lane(negative):
+            return False
+    for i in range(whole, z.size):
         if z[i] < 0.0:
             return False
     return True
