@@ -286,8 +286,7 @@ def search(candidates, tau, radius):
     buffer = np.zeros(2 * candidates.size + 200, candidates.dtype)
     buffer[: candidates.size] = candidates
     above = engine.Known(hi, st.anchor, 0.0, 0.0, 0.0)
-    n = candidates.size
-    st, _ = search_band(job, m.L1, radius, 0.0, n, buffer, n, above, np.empty(0))
+    st, _ = search_band(job, m.L1, radius, 0.0, buffer, candidates.size, above, np.empty(0))
     return st
 
 
@@ -325,3 +324,34 @@ def test_as_many_ties_as_the_level(dtype):
             got = ch.project_cai(x, np.count_nonzero(top))
             np.testing.assert_allclose(got[top], x[top], rtol=1e-5)
             assert not got[~top].any()
+
+
+@pytest.mark.parametrize("n", [20_001, 400_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_takes_one_pass(dtype, n):
+    """Where a sample says that the input may be feasible, it is asked first."""
+    y = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    for kept in (0.5, 0.1, 0.01):
+        level = ch.level_for_nnz(y, int(kept * n))
+        for project, bound in ((ch.project_cai, level), (ch.project_l1_ball, 0.2 * kept * n)):
+            x = project(y, bound)
+            again, info = project(x, bound, full_output=True)
+            np.testing.assert_array_equal(again, x)
+            assert info.passes == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_feasible_is_not_asked_again(dtype):
+    """A τ near 0 would have the search begin anew, from the sums of all entries."""
+    for n in (12_000, 20_001, 400_000):
+        y = np.random.default_rng(n).standard_normal(n).astype(dtype)
+        total = np.maximum(y, 0).sum(dtype=np.float64)
+        for radius in (total, total * (1 + 1e-9)):
+            x, info = ch.project_simplex(y, radius, full_output=True)
+            assert abs(x.sum(dtype=np.float64) / radius - 1) <= 8 * np.finfo(dtype).eps
+            assert info.passes <= 6
+    y = 1 + 9 * (np.arange(1000) % 2) + 0.01 * np.random.default_rng(0).standard_normal(1000)
+    y = y.astype(dtype)
+    info = ch.project_cai(y, ch.level_for_nnz(y, 500), full_output=True)[1]
+    assert info.nnz == 500
+    assert info.passes <= 14

@@ -11,6 +11,7 @@ import conehoyer
 from . import counting
 from .common import (
     BLOCKS,
+    DEMANDING,
     DISTRIBUTIONS,
     DTYPES,
     KEPT,
@@ -127,6 +128,44 @@ class Distributions:
         return int(self.problem.call(full_output=True)()[1].passes)
 
     track_passes.unit = "passes"
+
+
+class Demanding:
+    params = (tuple(PARAMETERS), DTYPES, tuple(DEMANDING), TWO)
+    param_names = ("function", "dtype", "distribution", "kept")
+
+    def setup(self, function, dtype, distribution, kept):
+        self.problem = Problem(function, data(distribution, 1_000_000, dtype), kept)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        return self.problem.over_floor().samples
+
+
+class Again:
+    """A result of which a tenth is not zero, projected once more: as it is, or after a small step.
+
+    As it is, nothing is left to do but to find that out.
+    """
+
+    params = (tuple(PARAMETERS), DTYPES, SIZES[:2], ("as it is", "after a step"))
+    param_names = ("function", "dtype", "n", "result")
+
+    def setup(self, function, dtype, n, result):
+        first = Problem(function, data("gaussian", n, dtype), 0.1)
+        self.project = partial(first.project, workers=1)
+        self.x, self.parameter = first.out, first.parameter
+        if result != "as it is":
+            step = 1e-3 * np.random.default_rng(1).standard_normal(n)
+            self.x = (self.x + step).astype(dtype)
+
+    @sampled("ratio")
+    def track_over_floor(self, *params):
+        pairs = [
+            (partial(self.project, x, self.parameter, out=out), floor_call(x, out))
+            for x, out in copies(self.x, np.zeros_like(self.x))
+        ]
+        return compare(*pairs).samples
 
 
 class OtherUnits:

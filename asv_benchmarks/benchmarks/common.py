@@ -117,12 +117,16 @@ HARD = {
     "sorted": lambda rng, n: np.sort(rng.standard_normal(n)),
 }
 DISTRIBUTIONS = EASY | HARD
+DEMANDING = {  # with an edge that samples do not find where half of the entries stay
+    "clusters": lambda rng, n: 1.0 + 9.0 * (np.arange(n) % 2) + 0.01 * rng.standard_normal(n),
+    "ninth powers": lambda rng, n: rng.standard_normal(n) ** 9,
+}
 
 
 def data(distribution, shape, dtype="float64"):
     """The same data at every call; `shape` is a length or a tuple."""
     rng = np.random.default_rng(0)
-    y = DISTRIBUTIONS[distribution](rng, int(np.prod(shape)))
+    y = (DISTRIBUTIONS | DEMANDING)[distribution](rng, int(np.prod(shape)))
     return y.reshape(shape).astype(dtype, copy=False)
 
 

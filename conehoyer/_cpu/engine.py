@@ -68,7 +68,7 @@ NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it
 # a time is more than the processor keeps on its way to memory, so that the next search would wait.
 PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
 NARROW = 1024  # of more candidates only those near τ are kept
-CLEAR = -0.3  # a sample's relative distance from the bound from which the input is feasible
+CLEAR = -0.5  # a sample's relative distance from the bound from which the input is feasible
 KEPT = 0.25  # so few above a Newton step are kept, for steps on them alone
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
@@ -417,7 +417,6 @@ def _far(z):
 def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
     """Choose the next pass from one more sample; `known` are exact sums, or NOTHING."""
     kind, samples = _unsigned(kind, st), samples + 1
-    plain = _plain_job(st, l2, samples)
     count = min(max(z.size // (RUN * 64), 128), MOST_RUNS)
     if known.theta == math.inf and z.size >= HEADS_FROM:
         count = 128  # the heads of the chunks make a larger sample, at no cost
@@ -425,6 +424,8 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
     take_sample(z, absolute, sample)
     if not absolute and not passes.all_finite(sample):
         return _verdict(m.NONFINITE, math.nan, l2, 0.0, 0.0, 0.0)
+    st = _unless_negative(kind, st, sample)
+    plain = _plain_job(st, l2, samples)
     if st.nu > 0.0 and not st.pinned and known.theta < math.inf:  # a Newton step
         edge = np.float64(z.dtype.type(st.anchor + st.offset))
         share = _count_above(sample, edge) / sample.size
@@ -438,7 +439,7 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         top = np.float64(z.dtype.type(guess.anchor))  # float32 sums had it rounded
         near = _move(st, top, -abs(top) * 2.0**-50, False)
         return _own_job(near, l2, samples)  # only entries equal to the anchor lie above
-    first = st.passes == 0 and (st.lo == 0.0 or passes.nonnegative(sample))
+    first = st.passes == 0 and not st.at_zero
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         if first and guess.status == m.FEASIBLE and m.closeness(kind, p, guess.s, guess.q) > CLEAR:
             return _sums_job(st, l2, samples)
@@ -454,7 +455,7 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         error = WIDTH * _standard_error(kind, p, sample, weight, known.theta, guess)
         lo, hi = np.float64(real(tau - error)), np.float64(real(tau + error))
         start = _move(st, np.float64(real(tau)), 0.0, True)
-    if first and lo <= 0.0 <= hi < 0.25 * (guess.s / guess.nu):
+    if first and lo <= 0.0 <= hi < 0.5 * (guess.s / guess.nu):
         return _sums_job(st, l2, samples)  # most likely it is feasible: a result projected again
     inside = _count_between(sample, lo, hi) / sample.size
     if not (lo > st.lo and lo < hi) or inside > 0.4:
@@ -476,6 +477,12 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
 
 
 @helper
+def _unless_negative(kind, st, z):
+    """The state `st`, where negative entries tell that the input is not feasible."""
+    return m.infeasible(st) if kind == m.SIMPLEX and not passes.nonnegative(z) else st
+
+
+@helper
 def begin(kind, absolute, p, l2, z, buffer):
     """The first job of a slice; HOYER looks right of 0 first."""
     inlined()
@@ -484,7 +491,7 @@ def begin(kind, absolute, p, l2, z, buffer):
         return _sampled(st, l2, NONE, kind, absolute, p, z, buffer, NOTHING)
     if kind == m.HOYER and absolute and l2 < 0.0:  # these sums give the norm as well
         return _sums_job(st, l2, 0)
-    return _plain_job(st, l2, 0)
+    return _plain_job(_unless_negative(kind, st, z), l2, 0)
 
 
 @helper
@@ -659,11 +666,9 @@ def _verdict(status, anchor, l2, nu, s, q):
 
 
 @helper
-def advance(kind, p, tol, st, nu, s, q, n, log):
-    """`m.advance` for n entries, and how large the support was, as far as the log has room."""
+def advance(kind, p, tol, st, nu, s, q, log):
+    """`m.advance`, and how large the support was, as far as the log has room."""
     inlined()
-    if nu < n and st.anchor + st.offset < 0.0:  # some entry is negative
-        st = m.infeasible(st)
     st = m.advance(kind, p, tol, st, nu, s, q)
     if st.passes <= log.size:
         log[st.passes - 1] = nu
@@ -671,8 +676,8 @@ def advance(kind, p, tol, st, nu, s, q, n, log):
 
 
 @helper
-def _search_band(job, kind, p, tol, n, buffer, stored, above, log):
-    """Find τ among the stored entries of n; `above` are the sums above the band.
+def _search_band(job, kind, p, tol, buffer, stored, above, log):
+    """Find τ among the stored entries; `above` are the sums above the band.
 
     Returns the verdict, or the state to go on from outside the band, and exact sums at
     the last point seen.
@@ -708,7 +713,7 @@ def _search_band(job, kind, p, tol, n, buffer, stored, above, log):
             nu, s, q = nu + above.nu, s + above.s, q + above.q
         seen = Known(st.anchor + st.offset, st.anchor, nu, s, q)
         before = st
-        st = advance(kind, p, tol, st, nu, s, q, n, log)
+        st = advance(kind, p, tol, st, nu, s, q, log)
         tau = st.anchor + st.offset
         if rounded and _side_unknown(kind, p, before, nu, s, q):
             st = m.with_bounds(st, before.lo, before.hi)
@@ -984,9 +989,9 @@ def _from_sums(job, kind, absolute, p, tol, z, known, l2, log):
     if complete and m.equality_holds(kind, p, l2, tol, s, q):
         if absolute or passes.nonnegative(z):
             return _verdict(m.FEASIBLE, 0.0, l2, nu, s, q).state, l2
-    st = advance(kind, p, tol, st, nu, s, q, z.size, log)
+    st = advance(kind, p, tol, st, nu, s, q, log)
     if complete and st.status == m.GO and st.offset == -math.inf:
-        st = advance(kind, p, tol, st, float(z.size), s, q, z.size, log)
+        st = advance(kind, p, tol, st, float(z.size), s, q, log)
     return st, l2
 
 
@@ -1027,7 +1032,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
             if not _in_range(kind, st.anchor * st.anchor + q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
         above = Known(job.hi, st.anchor, nu, s, q)
-        st, known = _search_band(job, kind, p, tol, z.size, buffer, stored, above, log)
+        st, known = _search_band(job, kind, p, tol, buffer, stored, above, log)
     else:
         if job.action == OWN and z.itemsize == 4 and st.anchor == 0.0 and st.offset == 0.0:
             if nu > 0.0 and math.isfinite(s) and not _in_range(kind, q):

@@ -370,7 +370,7 @@ def _by_plain_steps(kind, absolute, p, tol, row, z, copy, log):
             nu, s, q = passes.sums(copy[: int(row[KEPT])], NO, st.anchor, st.offset)
         else:
             nu, s, q = passes.sums(z, absolute, st.anchor, st.offset)
-        st = engine.advance(kind, p, tol, st, nu, s, q, z.size, log)
+        st = engine.advance(kind, p, tol, st, nu, s, q, log)
     if kind == m.L1 and st.status == m.SOFT and p < passes.TINY * (st.anchor + st.offset):
         return m.start(kind)  # only differences to the largest entry have digits enough
     return st
