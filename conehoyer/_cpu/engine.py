@@ -963,8 +963,7 @@ def _go_on(job, kind, absolute, p, z, buffer, st, known, l2):
             return _sums_job(st, l2, TIES)
     if z.size >= SAMPLE_FROM and job.samples < MOST_SAMPLES:
         return _sampled(st, l2, job.samples, kind, absolute, p, z, buffer, known)
-    from_left = newton and tau > known.theta and not _too_rough(kind, p, z, known.nu)
-    if from_left and z.size >= SAMPLE_FROM:  # where more than may be kept lies above τ
+    if newton and tau > known.theta and z.size >= SAMPLE_FROM:  # too many to keep lie above τ
         lo, hi = _next_share(z, absolute, _below_step(st, z, known), buffer)
         if tau < hi:
             start = _move(st, np.float64(z.dtype.type(tau)), 0.0, True)
