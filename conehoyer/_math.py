@@ -523,9 +523,9 @@ def _next_tau(st, nu, sd, left, signed, can_step, step, far):
     if newton < 0.0 and step == 0.0 and anchor >= st.hi:  # no number lies between the bounds
         anchor = st.lo
 
-    if st.offset == -math.inf or (st.anchor == 0.0 and st.offset == 0.0):
-        if anchor + step < st.lo:  # it was only to see whether the input is feasible: go back
-            anchor, step, newton = st.lo, 0.0, -1.0
+    looked = st.offset == -math.inf or (st.anchor == 0.0 and st.offset == 0.0 < st.lo)
+    if looked and anchor + step < st.lo:  # only to see whether the input is feasible: go back
+        anchor, step, newton = st.lo, 0.0, -1.0
     if not signed and anchor + step <= 0.0:
         anchor, step = 0.0, 0.0
     elif (far or not st.pinned) and math.isfinite(step) and not (not can_step and overshoots):

@@ -355,3 +355,28 @@ def test_what_is_not_feasible_is_not_asked_again(dtype):
     info = ch.project_cai(y, ch.level_for_nnz(y, 500), full_output=True)[1]
     assert info.nnz == 500
     assert info.passes <= 14
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_around_what_is_barely_feasible(dtype):
+    """Results with a negative entry, and a little larger: τ is a rounding error away from 0."""
+    eps = np.finfo(dtype).eps
+    for n in (16_384, 40_000, 81_642):
+        for seed in range(6):
+            g = np.abs(np.random.default_rng(seed).standard_normal(n))
+            for y in (g**9, g**3):
+                y = y.astype(dtype)
+                total = 0.3 * float(y.sum(dtype=np.float64))
+                x = ch.project_simplex(y, total)
+                less, more = x.copy(), x * dtype(1 + 100 * eps)
+                less[3] = -1e-12 * x.max()
+                for z, project in (
+                    (x, ch.project_simplex),
+                    (less, ch.project_simplex),
+                    (more, ch.project_simplex),
+                    (more, ch.project_l1_ball),
+                ):
+                    result, info = project(z, total, full_output=True)
+                    assert info.converged
+                    assert info.passes <= 20  # usually two to four
+                    np.testing.assert_array_equal(project(result, total), result)

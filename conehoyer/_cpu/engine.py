@@ -155,8 +155,7 @@ def _sums_near(st, z, l2, samples):
 def _below_step(st, z, known):
     """A number of the data's type that lies left of τ, a Newton step, even if that is rounded."""
     tau = st.anchor + st.offset
-    below = np.float64(z.dtype.type(tau - 1e-6 * (abs(tau) + abs(known.s / known.nu))))
-    return max(below, 0.0) if st.lo >= 0.0 else below  # zeros may be many
+    return np.float64(z.dtype.type(tau - 1e-6 * (abs(tau) + abs(known.s / known.nu))))
 
 
 @helper
