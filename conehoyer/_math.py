@@ -47,7 +47,7 @@ class State(NamedTuple):
     nu: float  # support size of the pass that proposed τ, -1 if τ was no Newton step
     overshoots: int
     pinned: bool  # the anchor was chosen for accuracy: keep it
-    at_zero: bool  # it is known whether the input is feasible: the sums at τ = 0 have been seen
+    at_zero: bool  # whether the input is feasible is known, from the sums at τ = 0 or without
     passes: int
     s: float  # on a verdict: Σd at τ
     q: float  # on a verdict: Σd² at τ

@@ -68,7 +68,7 @@ NEAR, AHEAD = 1 << 11, 1 << 16  # bytes of a row from which, and up to which, it
 # a time is more than the processor keeps on its way to memory, so that the next search would wait.
 PAST_FROM_4, PAST_FROM_8 = 4096, 512  # float32, of which more time is the search, and float64
 NARROW = 1024  # of more candidates only those near τ are kept
-CLEAR = -0.5  # a sample's relative distance from the bound from which the input is feasible
+CLEAR = -0.5  # relative distance of a sample's sums from the bound that leaves no doubt
 KEPT = 0.25  # so few above a Newton step are kept, for steps on them alone
 FEW = 64.0  # fewer sample entries than this above τ give no useful upper edge
 
