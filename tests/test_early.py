@@ -354,7 +354,7 @@ def test_what_is_not_feasible_is_not_asked_again(dtype):
     y = y.astype(dtype)
     info = ch.project_cai(y, ch.level_for_nnz(y, 500), full_output=True)[1]
     assert info.nnz == 500
-    assert info.passes <= 14
+    assert np.count_nonzero(info.support[1:] > 510) <= 1  # the look; then not 742, 612, 549, ...
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
