@@ -349,7 +349,7 @@ def test_what_is_not_feasible_is_not_asked_again(dtype):
         for radius in (total, total * (1 + 1e-9)):
             x, info = ch.project_simplex(y, radius, full_output=True)
             assert abs(x.sum(dtype=np.float64) / radius - 1) <= 8 * np.finfo(dtype).eps
-            assert info.passes <= 6
+            assert info.passes <= (6 if n < engine.SAMPLE_FROM else 3)  # else 4 and 6
     y = 1 + 9 * (np.arange(1000) % 2) + 0.01 * np.random.default_rng(0).standard_normal(1000)
     y = y.astype(dtype)
     info = ch.project_cai(y, ch.level_for_nnz(y, 500), full_output=True)[1]

@@ -15,7 +15,7 @@ from conehoyer._cpu.apart import address_of, call_at, taker
 from conehoyer._cpu.arrays import keep, uncounted
 from conehoyer._jit import entry, inlined
 
-write_soft = entry(passes.write_soft)
+write_soft, nonnegative = entry(passes.write_soft), entry(passes.nonnegative)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -129,6 +129,32 @@ def test_write_soft_wherever_the_lines_of_the_cache_begin(dtype, more):
             np.testing.assert_array_equal(out, expected)
             assert (target[:at] == 7).all()
             assert (target[at + n :] == 7).all()
+
+
+@pytest.mark.parametrize("kind", [m.L1, m.SIMPLEX, m.CAI, m.HOYER])
+def test_sums_tell_that_the_input_is_not_feasible(kind):
+    """Those at a τ >= 0 that are too large; no others."""
+
+    def known(tau, p):
+        st = m.with_tau(m.start(kind), tau, 0.0, -1.0, False)
+        return m.advance(kind, p, 1e-14, st, 3.0, 6.0, 14.0).at_zero  # of 3, 2 and 1 above τ
+
+    assert known(1.0, 2.0)
+    assert not known(1.0, 36 / 14 * (1 - 1e-14) if kind >= m.CAI else 6.0 * (1 - 1e-14))
+    assert not known(1.0, 8.0)
+    assert not known(-1.0, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 33, 5000])
+def test_no_entry_is_negative(dtype, n):
+    z = np.random.default_rng(n).random(n).astype(dtype)
+    z[: n // 3] = -0.0
+    assert nonnegative(z)
+    for place in {0, n // 2, n - 1} if n else ():
+        with_one = z.copy()
+        with_one[place] = -np.finfo(dtype).smallest_subnormal
+        assert not nonnegative(with_one)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
