@@ -5,7 +5,7 @@ The kernels see C-contiguous float32 or float64 matrices, one slice a row.
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ except ImportError:  # NumPy < 2
 FLOAT64 = np.dtype(np.float64)
 FLOAT32 = np.dtype(np.float32)
 _LARGE = 1 << 15  # bytes of matrices that are turned rather than copied
+_TURNED_FROM = 1 << 18  # of arrays of more axes, for which that takes some 20 µs
 MOST = 1 << 40  # more entries side by side than there is memory for
 #: Slack under which a constraint counts as met: projecting twice changes nothing.
 SLACK = {"float64": 1e-14, "float32": 1e-6}
@@ -123,6 +124,31 @@ def slices(x, axis, name="x"):
     batch = shape[:axis] + shape[axis + 1 :] if len(shape) > 1 else ()
     plain = plain and axis == len(shape) - 1
     return Slices(array, axis, dtype, work, batch, shape[axis], plain)
+
+
+def in_memory_order(s: Slices) -> tuple[Slices, tuple[int, ...]] | None:
+    """The same slices of the array with its axes as they lie in memory, and which axes these are.
+
+    None where they lie so already, are few, or are to be converted, by a copy.  Matrices need no
+    such care: see `_cube`.
+    """
+    array = s.array
+    if s.plain or array.ndim < 3 or s.axis is None or array.nbytes < _TURNED_FROM:
+        return None
+    if array.dtype is not s.work or array.flags.c_contiguous:
+        return None
+    order = tuple(sorted(range(array.ndim), key=lambda k: -array.strides[k]))
+    turned = array.transpose(order)
+    if not turned.flags.c_contiguous:
+        return None  # there are gaps
+    axis = order.index(s.axis)
+    batch = turned.shape[:axis] + turned.shape[axis + 1 :]
+    return replace(s, array=turned, axis=axis, batch=batch), order
+
+
+def batch_order(order, axis) -> list[int]:
+    """What an order of an array's axes is for those of its batch."""
+    return [k - (k > axis) for k in order if k != axis]
 
 
 def is_list_of_arrays(x) -> bool:

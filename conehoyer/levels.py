@@ -77,11 +77,22 @@ def level_for_nnz(
 
         counts = _checks.parameter(wanted, "nnz", s, 1, what=">= 1")
         return on_gpu.level_for_nnz(s, counts, bool(nonneg))
-    z = _checks.rows(s)
     counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
+    if (turn := _checks.in_memory_order(s)) is not None:
+        turned, order = turn
+        batch = _checks.batch_order(order, s.axis)
+        counts = counts.reshape(s.batch).transpose(batch).reshape(-1)
+        levels = _levels(turned, counts, nonneg).reshape(turned.batch)
+        return np.ascontiguousarray(levels.transpose(np.argsort(batch)))
+    return _levels(s, counts, nonneg).reshape(s.batch)[()]
+
+
+def _levels(s, counts, nonneg):
+    """One a slice."""
+    z = _checks.rows(s)
     if not passes.all_finite(z.reshape(-1)):
         raise ValueError("x must be finite, got NaN or inf")
-    return levels_of_rows(z, counts, s.slack, bool(nonneg)).reshape(s.batch)[()]
+    return levels_of_rows(z, counts, s.slack, bool(nonneg))
 
 
 def levels_of_rows(z, counts, tol, nonneg=False):

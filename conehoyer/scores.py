@@ -24,6 +24,16 @@ def _score(x, axis, keepdims, workers, kind):
         from ._cuda import scores as on_gpu
 
         return on_gpu.score(s, kind, keepdims)
+    if (turn := _checks.in_memory_order(s)) is not None:
+        turned, order = turn
+        back = np.argsort(_checks.batch_order(order, s.axis))
+        values = _scores(turned, kind, workers).reshape(turned.batch)
+        return _shaped(s, values.transpose(back), keepdims)
+    return _shaped(s, _scores(s, kind, workers), keepdims)
+
+
+def _scores(s, kind, workers):
+    """One a slice."""
     if s.array.nbytes < _PARALLEL_FROM:
         workers = 1
     cube = _checks.columns(s, kernels.LEAST)
@@ -32,8 +42,8 @@ def _score(x, axis, keepdims, workers, kind):
         result, panels = np.empty(count * width), kernels.panels_of(width)
         task = partial(kernels.score_columns, cube, kind, panels, result)
         run_split(task, count * panels, workers)
-        return _shaped(s, result, keepdims)
-    if axis is None and s.array.flags.f_contiguous:
+        return result
+    if s.axis is None and s.array.flags.f_contiguous:
         s = replace(s, array=s.array.T)  # their order does not matter
     z = _checks.rows(s)
     result = np.zeros(len(z))
@@ -41,7 +51,7 @@ def _score(x, axis, keepdims, workers, kind):
         run_split(partial(kernels.score_rows, z, kind, result), len(z), workers)
     elif kind == m.SPARSENESS:
         result[:] = 1.0
-    return _shaped(s, result, keepdims)
+    return result
 
 
 def _shaped(s, values, keepdims):

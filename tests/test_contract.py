@@ -1770,6 +1770,109 @@ def test_large_matrices_in_any_order(project, shape, dtype):
         assert y.tobytes() == before.tobytes()
 
 
+def _lying(x, order):
+    """A copy whose axes lie in this order in memory."""
+    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+
+
+VECTORWISE = {
+    "cai": (ch.project_cai, (1.0, 3.0)),
+    "iterative": (partial(ch.project_cai, method="iterative"), (1.5, 3.0)),
+    "hoyer": (ch.project_hoyer, (0.1, 0.9)),
+    "ball": (ch.project_l1_ball, (0.1, 5.0)),
+    "sort": (partial(ch.project_l1_ball, method="sort"), (0.1, 5.0)),
+    "simplex": (ch.project_simplex, (0.1, 5.0)),
+}
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3)), (0, 2, 3, 1), (3, 1, 0, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", VECTORWISE)
+def test_arrays_of_several_axes_are_taken_as_they_lie(name, dtype, order, monkeypatch):
+    """Each slice has its own parameter, and tells of itself: all are the right slice's."""
+    monkeypatch.setattr(_checks, "_TURNED_FROM", 0)
+    project, (least, most) = VECTORWISE[name]
+    rng = np.random.default_rng(len(order))
+    shape = (5, 1, 6, 3) if name == "hoyer" else (5, 4, 6, 3)
+    x = rng.standard_normal(shape[: len(order)]).astype(dtype)
+    y = _lying(x, order)
+    frozen = _lying(x, order)
+    frozen.flags.writeable = False
+    for axis in range(x.ndim):
+        batch = x.shape[:axis] + x.shape[axis + 1 :]
+        wanted = rng.uniform(least, most, batch)
+        found = partial(project, axis=axis)
+        expected, report = found(x, wanted, full_output=True)
+        result, told = found(y, wanted, full_output=True)
+        assert result.transpose(order).flags.c_contiguous
+        assert not np.shares_memory(result, y)
+        assert result.tobytes() == expected.tobytes()
+        for field in ("threshold", "level", "nnz", "passes", "converged"):
+            value = getattr(told, field)
+            np.testing.assert_array_equal(value, getattr(report, field))
+            assert value.dtype == getattr(report, field).dtype
+        assert found(frozen, wanted).tobytes() == expected.tobytes()
+        assert found(y, np.expand_dims(wanted, axis)).tobytes() == expected.tobytes()
+        assert found(y, wanted.flat[0]).tobytes() == found(x, wanted.flat[0]).tobytes()
+        for out in (np.zeros_like(x), np.zeros_like(x, order="F"), np.zeros_like(y)):
+            assert found(y, wanted, out=out) is out
+            assert out.tobytes() == expected.tobytes()
+        over, spent = y.copy("K"), y.copy("K")
+        assert found(over, wanted, out=over) is over
+        result = found(spent, wanted, overwrite_x=True)
+        assert result is spent or name in ("iterative", "sort")
+        assert over.tobytes() == result.tobytes() == expected.tobytes()
+        with pytest.raises(ValueError, match=re.escape(f"shape {x.shape}, got {x.shape[1:]}")):
+            found(y, wanted, out=np.zeros(x.shape[1:], dtype))
+    assert y.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0, 3), (1, 2, 3, 0), (3, 0, 1, 2)])
+@pytest.mark.parametrize("axis", range(4))
+def test_scores_and_levels_of_arrays_as_they_lie(axis, order, monkeypatch):
+    monkeypatch.setattr(_checks, "_TURNED_FROM", 0)
+    rng = np.random.default_rng(axis)
+    x = rng.standard_normal((5, 4, 6, 3))
+    y = _lying(x, order)
+    counts = rng.integers(1, 4, np.delete(x.shape, axis))
+    expected = ch.level_for_nnz(x, counts, axis=axis)
+    levels = ch.level_for_nnz(y, counts, axis=axis)
+    np.testing.assert_array_equal(levels, expected)
+    assert levels.flags.c_contiguous
+    for score in (ch.cai_score, ch.hoyer_score, ch.hoyer_sparseness):
+        for keepdims in (False, True):
+            expected = score(x, axis=axis, keepdims=keepdims)
+            found = score(y, axis=axis, keepdims=keepdims)
+            np.testing.assert_allclose(found, expected, rtol=1e-14, strict=True)
+
+
+@pytest.mark.parametrize("step", [1, 2, -1])
+def test_arrays_with_gaps_or_backwards_whatever_the_order_of_their_axes(step, monkeypatch):
+    monkeypatch.setattr(_checks, "_TURNED_FROM", 0)
+    room = np.random.default_rng(3).standard_normal((7, 8, 9)).transpose(2, 0, 1)
+    x = room[1::step, :5, ::step]
+    for axis in range(3):
+        expected = ch.project_l1_ball(x.copy("C"), 1.0, axis=axis)
+        assert ch.project_l1_ball(x, 1.0, axis=axis).tobytes() == expected.tobytes()
+        out = np.zeros((8, 7, 9)).transpose(2, 1, 0)[: len(x), :5, : x.shape[2]]
+        assert ch.project_l1_ball(x, 1.0, axis=axis, out=out) is out
+        assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1)])
+def test_large_arrays_are_not_copied_whatever_the_order_of_their_axes(order):
+    x = _lying(np.random.default_rng(2).standard_normal((60, 40, 50)), order)
+    assert x.nbytes >= _checks._TURNED_FROM
+    for axis in range(3):
+        out = np.empty_like(x)
+        ch.project_cai(x, 3.0, axis=axis, out=out)
+        tracemalloc.start()
+        ch.project_cai(x, 3.0, axis=axis, out=out)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 0.9 * x.nbytes
+
+
 @pytest.mark.parametrize("dtype", ["i8", "f2", ">f4", "?"])
 @pytest.mark.parametrize("axis", [0, 1, 2, None])
 @pytest.mark.parametrize("order", "CF")

@@ -210,12 +210,26 @@ class Layouts:
 
 
 class OtherOrder:
-    """2,000 × 2,000 entries across their order in memory, over the same along it."""
+    """2,000 × 2,000 entries across their order in memory, over the same along it.
 
-    params = (DTYPES, ("columns", "one vector", "matrix", "exact matrix"))
+    And the slices of a Fortran-ordered array of 150 × 160 × 170, over the same as rows.
+    """
+
+    AXES = ("first of three axes", "second of three axes", "last of three axes")
+    params = (DTYPES, ("columns", "one vector", "matrix", "exact matrix", *AXES))
     param_names = ("dtype", "call")
 
     def setup(self, dtype, call):
+        if call in self.AXES:
+            axis = self.AXES.index(call)
+            y = np.asfortranarray(data("gaussian", (150, 160, 170), dtype))
+            rows = np.ascontiguousarray(np.moveaxis(y, axis, -1))
+            project = partial(conehoyer.project_cai, level=0.1 * y.shape[axis], workers=1)
+            self.calls = [
+                partial(project, slices, axis=along, out=np.zeros_like(slices))
+                for slices, along in ((y, axis), (rows, -1))
+            ]
+            return
         y = data("gaussian", (2000, 2000), dtype)
         turned, out, level = np.asfortranarray(y), np.zeros_like(y), 0.1 * len(y)
         if call == "columns":
