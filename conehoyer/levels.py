@@ -98,14 +98,20 @@ def _levels(s, counts, nonneg):
 def levels_of_rows(z, counts, tol, nonneg=False):
     """The largest levels, to rounding, that leave the rows at most so many nonzeros."""
     some = max(_BYTES // max(z.shape[1] * z.itemsize, 1), 1)  # at a time: they are projected
-    if len(z) > some:
-        parts = (slice(i, i + some) for i in range(0, len(z), some))
-        return np.concatenate([levels_of_rows(z[i], counts[i], tol, nonneg) for i in parts])
-    levels, result, margin = np.empty(len(z)), np.empty(len(z)), 0.0
+    room, result = np.empty_like(z[:some]), np.empty(len(z))
+    for i in range(0, len(z), some):
+        part = slice(i, i + some)
+        _levels_of_some(z[part], counts[part], tol, nonneg, room, result[part])
+    return result
+
+
+def _levels_of_some(z, counts, tol, nonneg, room, result):
+    """Fill in the levels of rows; `room` for as many is scratch."""
+    levels, margin = np.empty(len(z)), 0.0
     kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
     # projection itself.
-    rows, numbers, room = z, np.arange(len(z)), np.empty_like(z)
+    rows, numbers = z, np.arange(len(z))
     while len(numbers):
         table, out = np.zeros((len(rows), LOG)), room[: len(rows)]
         kernels.lower(levels, margin, numbers, result, table)
@@ -114,7 +120,6 @@ def levels_of_rows(z, counts, tol, nonneg=False):
         if len(numbers) < len(rows):
             rows = z[numbers]
         margin = m.wider(margin, z.itemsize)
-    return result
 
 
 def level_for_sparseness(sparseness: ArrayLike, n: ArrayLike) -> Any:

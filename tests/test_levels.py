@@ -118,9 +118,9 @@ def test_a_sample_that_misleads(dtype, run):
 
 @njit
 def edges(x, ranks, found):
-    room, sample = np.empty(x.size, x.dtype), np.empty(levels.SAMPLE, x.dtype)
+    room = np.empty(x.size, x.dtype)
     for i in range(ranks.size):
-        found[i] = levels._edge(x, ranks[i], room, sample)
+        found[i] = levels._edge(x, ranks[i], room)
 
 
 @njit
@@ -130,8 +130,8 @@ def bisected(x, ranks, found):
 
 
 def _peaks(x):
-    """All peaks of a period are where the sample looks."""
-    step = max(x.size // levels.SAMPLE, 1)
+    """Large entries at a period."""
+    step = max(x.size // 128, 1)
     x[::step] *= 1000.0
     return x
 
@@ -144,6 +144,12 @@ ORDERS = {
     "all but a few tie": lambda x: np.where(np.abs(x) < 2.0, 1.0, x),
     "mostly zeros": lambda x: np.where(np.abs(x) < 1.6, 0.0, x),
     "peaks": _peaks,
+    "a tail": lambda x: np.sign(x) * x**2,
+    "even": lambda x: np.arange(x.size, 0.0, -1.0),
+    "far away": lambda x: 1.0 + 1e-4 * x,
+    "two clusters": lambda x: np.where(x < 0.0, 1.0, 10.0) + 1e-4 * x,
+    "powers": lambda x: x**9,
+    "a few far out": lambda x: np.where(np.abs(x) > 2.5, 1e20, x),
     "many orders": lambda x: 10.0 ** (12.0 * x),
     "subnormal": lambda x: x * 1e-43,
 }
@@ -153,7 +159,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_entry_at_the_edge(order, dtype):
     rng = np.random.default_rng(11)
-    for n in (1, 2, 15, 100, 256, 257, 1000, 5000, 16_383, 16_384, 50_000):
+    for n in (1, 2, 15, 31, 32, 33, 34, 47, 64, 100, 256, 257, 1000, 5000, 16_383, 16_384, 50_000):
         with np.errstate(over="ignore", under="ignore"):
             x = ORDERS[order](rng.standard_normal(n)).clip(-1e30, 1e30).astype(dtype)
         ranks = np.unique(rng.integers(0, n + 2, 40))
@@ -164,6 +170,32 @@ def test_the_entry_at_the_edge(order, dtype):
         np.testing.assert_array_equal(found, sizes[ranks])
         bisected(x, ranks, found)
         np.testing.assert_array_equal(found, sizes[ranks])
+
+
+@njit
+def bounds(x, rank):
+    return levels._bounds(x, rank)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_lies_between_the_bounds_of_the_edge(order, dtype):
+    """They are bounds of all data, and near where entries differ and are not in two places."""
+    rng = np.random.default_rng(12)
+    for n in (33, 100, 1000, 20_000):
+        with np.errstate(over="ignore", under="ignore"):
+            x = ORDERS[order](rng.standard_normal(n)).clip(-1e30, 1e30).astype(dtype)
+        sizes, nonzeros = np.abs(x), np.count_nonzero(x)
+        for rank in (0, 1, n // 30, n // 3, n // 2, n - 1, n):
+            lo, hi, above_lo, above_hi = bounds(x, rank)
+            assert above_lo == np.count_nonzero(sizes > lo)
+            assert above_hi == np.count_nonzero(sizes > hi)
+            if rank >= nonzeros:
+                assert above_lo <= rank
+                continue
+            assert above_hi <= rank < above_lo
+            if order in ("random", "rising", "falling", "a tail", "even", "far away", "peaks"):
+                assert above_lo - above_hi <= max(levels.FEW, n // levels.PART)
 
 
 def test_enough_room_gives_n():

@@ -11,9 +11,12 @@ from .arrays import WANTED, YES, keep, uncounted
 
 SAMPLE_FROM = 1 << 14  # entries from which on a sample of runs brackets the edge
 RUNS = 128  # of that sample
-SAMPLE = 128  # entries of the sample of fewer
-FEW = 256  # so many are compared with each other
-STRIDE = 7919  # a prime above FEW: each is met once, in no order that data have
+FEW = 32  # so many are compared with each other
+PART = 8  # bounds that leave this part of more are near enough for what lies between to be copied
+COUNTS = 12  # at most, for that
+EVEN = 0.4  # of the range: entries with a mean above that do not look like a tail
+TAIL = 3  # times as many above one bound as above the other: they fall off like one
+BEYOND = 0.3  # of what is near enough: how far beyond the rank the other bound is sought
 
 
 @helper
@@ -23,34 +26,26 @@ def _count_above(z, theta):
     whole = z.size // width * width
     for i in range(0, whole, width):
         count += simd.count(simd.not_below(simd.magnitude(simd.load(z, i)), edge))
-    for i in range(whole, z.size):
-        count += not abs(z[i]) <= theta
+    if whole < z.size:
+        rest = simd.first_lanes(edge, z.size - whole)
+        a = simd.magnitude(simd.load_part(z, whole, rest))
+        count += simd.count(simd.both(rest, simd.not_below(a, edge)))
     return count
 
 
 @helper
 def _ranked(seen, rank):
-    """The magnitude that is exceeded by at most `rank` others, and equalled or exceeded by more.
+    """The smallest magnitude that at most `rank` others exceed; 0 where there are not so many.
 
-    0 where there are not so many.  Each that can still be the one is compared with all: about
-    2·log n of them.
+    Each is compared with all: no branch depends on the data.
     """
-    real, place = seen.dtype.type, 0
-    lo, hi = real(-1.0), real(math.inf)
-    step = STRIDE % max(seen.size, 1)
-    for _ in range(seen.size):
-        place += step
-        if place >= seen.size:
-            place -= seen.size
-        value = abs(seen[place])
-        if lo < value < hi:
-            if _count_above(seen, value) > rank:
-                lo = value
-            elif _count_above(seen, np.nextafter(value, real(-1.0))) > rank:
-                return value
-            else:
-                hi = value
-    return real(0.0)
+    found = seen.dtype.type(math.inf)
+    if rank >= seen.size:
+        return seen.dtype.type(0.0)
+    for i in range(seen.size):
+        value = abs(seen[i])
+        found = min(found, value) if _count_above(seen, value) <= rank else found
+    return found
 
 
 @helper
@@ -80,6 +75,78 @@ def _bisected(seen, rank, room):
 
 
 @helper
+def _extent(seen):
+    """The smallest and the largest magnitude, and the sum."""
+    width, real = simd.lanes(seen), seen.dtype.type
+    least, most, total = math.inf, 0.0, 0.0
+    whole = seen.size // width * width
+    if whole > 0:
+        lows = highs = sums = simd.magnitude(simd.load(seen, 0))
+        for i in range(width, whole, width):
+            a = simd.magnitude(simd.load(seen, i))
+            lows, highs, sums = simd.smaller(lows, a), simd.larger(highs, a), simd.add(sums, a)
+        least, most = np.float64(simd.least(lows)), np.float64(simd.peak(highs))
+        total = simd.total(sums)
+    for i in range(whole, seen.size):
+        value = np.float64(abs(seen[i]))
+        least, most, total = min(least, value), max(most, value), total + value
+    return real(least), real(most), total
+
+
+@helper
+def _bounds(seen, rank):
+    """Values between which `_ranked` lies, the second may be it, and how many exceed each.
+
+    The next is sought as if their number fell off exponentially, or evenly; beyond the rank on
+    the side where the bound is farther, so that both come near it.  They stay apart where many
+    tie, and are the same, exceeded by too few, where there are not so many.
+    """
+    real = seen.dtype.type
+    least, hi, total = _extent(seen)
+    lo, above_lo, above_hi = np.nextafter(least, real(-1.0)), seen.size, 0
+    if least == 0.0:
+        lo, above_lo = least, _count_above(seen, least)
+    if above_lo <= rank:
+        return lo, lo, above_lo, above_lo
+    wanted = rank + 0.5
+    mean, reach = total / above_lo - lo, np.float64(hi) - lo
+    if mean > EVEN * reach:
+        guess = lo + (1.0 - wanted / above_lo) * reach
+    else:
+        guess = lo + mean * math.log(above_lo / wanted)
+    enough, slow = max(FEW, seen.size // PART), 0
+    for _ in range(COUNTS):
+        between = above_lo - above_hi
+        if between <= enough:
+            break
+        value = real(guess)
+        if not lo < value < hi:
+            value = real(m.midpoint(np.float64(lo), np.float64(hi)))
+            if not lo < value < hi:
+                break
+        above = _count_above(seen, value)
+        if above > rank:
+            lo, above_lo = value, above
+        else:
+            hi, above_hi = value, above
+        slow = slow + 1 if 2 * (above_lo - above_hi) > between else 0
+        if slow == 2:
+            slow, guess = 0, m.midpoint(np.float64(lo), np.float64(hi))
+            continue
+        more, fewer = above_lo - wanted, wanted - above_hi
+        if more < fewer:
+            goal = wanted - min(BEYOND * enough, 0.5 * fewer)
+        else:
+            goal = wanted + min(BEYOND * enough, 0.5 * more)
+        if above_lo > TAIL * above_hi > 0:
+            share = math.log(above_lo / goal) / math.log(above_lo / above_hi)
+        else:
+            share = (above_lo - goal) / (above_lo - above_hi)
+        guess = lo + share * (np.float64(hi) - lo)
+    return lo, hi, above_lo, above_hi
+
+
+@helper
 def _around(rank, n, size):
     """Ranks in a sample of this size between which one among n lies, most likely; −1: above all."""
     place = rank / n * size
@@ -88,31 +155,26 @@ def _around(rank, n, size):
 
 
 @helper
-def _select(seen, rank, room, sample):
-    """`_ranked` of any number: a sample gives bounds, and what lies between them is seen next.
+def _select(seen, rank, room):
+    """`_ranked` of any number: what lies between two bounds is seen next.
 
     `room` is as long as `seen`, and may be the same.
     """
     zero = seen.dtype.type(0.0)
     while seen.size > FEW:
-        step = seen.size // SAMPLE
-        for i in range(SAMPLE):
-            sample[i] = seen[i * step]
-        first, last = _around(rank, seen.size, SAMPLE)
-        hi = _ranked(sample, first) if first >= 0 else seen.dtype.type(math.inf)
-        lo = _ranked(sample, last)
-        above, all_above = _count_above(seen, hi), _count_above(seen, lo)
-        if lo == zero and all_above <= rank:
+        lo, hi, above_lo, above = _bounds(seen, rank)
+        if above_lo <= rank:
             return zero
-        if not above <= rank < all_above or 4 * (all_above - above) > 3 * seen.size:
-            return _bisected(seen, rank, room)  # the sample misleads, or does not help
+        between = above_lo - above
+        if between > FEW and 4 * between > 3 * seen.size:
+            return _bisected(seen, rank, room)
         stored = passes.band(seen, YES, zero, lo, hi, room)[3]
         seen, rank = room[:stored], rank - above
     return _ranked(seen, rank)
 
 
 @helper
-def _edge(z, rank, room, sample):
+def _edge(z, rank, room):
     """`_select` on a row: a long one is read once, by a sample of runs."""
     real, n = z.dtype.type, z.size
     zero = real(0.0)
@@ -121,21 +183,21 @@ def _edge(z, rank, room, sample):
         runs, spare = room[:size], room[size : 2 * size]
         engine.take_sample(z, YES, runs)
         first, last = _around(rank, n, size)
-        hi = _select(runs, first, spare, sample) if first >= 0 else real(math.inf)
-        lo = _select(runs, last, spare, sample)
+        hi = _select(runs, first, spare) if first >= 0 else real(math.inf)
+        lo = _select(runs, last, spare)
         above, _, _, stored = passes.band(z, YES, zero, lo, hi, room)
         if lo == zero and above + stored <= rank:
             return zero
         if above <= rank < above + stored:
-            return _select(room[:stored], rank - int(above), room, sample)
-    return _select(z, rank, room, sample)
+            return _select(room[:stored], rank - int(above), room)
+    return _select(z, rank, room)
 
 
 @helper
-def _level(z, k, room, sample):
+def _level(z, k, room):
     """The score of max(|z| − a, 0), where a is the entry after the k largest."""
     zero = z.dtype.type(0.0)
-    edge = _edge(z, k, room, sample)
+    edge = _edge(z, k, room)
     if edge == zero:  # so few are not 0
         return max(float(z.size), 1.0)
     nu, s, q = passes.sums(z, YES, np.float64(edge), 0.0)
@@ -156,11 +218,11 @@ def _level(z, k, room, sample):
 @kernel
 def edge_levels(x, counts, levels, first, last):
     """Fill in the levels of rows first..last−1 for so many nonzeros, but for rounding."""
-    own_room, own_sample = np.empty(x.shape[1], x.dtype), np.empty(SAMPLE, x.dtype)
-    x, room, sample = uncounted(x), uncounted(own_room), uncounted(own_sample)
+    own_room = np.empty(x.shape[1], x.dtype)
+    x, room = uncounted(x), uncounted(own_room)
     for r in range(first, last):
-        levels[r] = _level(x[r], int(min(counts[r], x.shape[1])), room, sample)
-    keep((own_room, own_sample))
+        levels[r] = _level(x[r], int(min(counts[r], x.shape[1])), room)
+    keep((own_room,))
 
 
 @kernel

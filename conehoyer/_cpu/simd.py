@@ -1225,6 +1225,19 @@ def largest(typingctx, a):
 
 
 @intrinsic
+def least(typingctx, a):
+    """The smallest lane; no lane may be NaN."""
+
+    def codegen(context, builder, signature, args):
+        def smaller(low, high):
+            return builder.select(builder.fcmp_ordered("<", low, high), low, high)
+
+        return _tree(builder, args[0], a.lanes, smaller)
+
+    return a.element(a), codegen
+
+
+@intrinsic
 def peak(typingctx, a):
     """The largest lane; no lane may be NaN."""
 
