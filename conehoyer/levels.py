@@ -108,7 +108,7 @@ def levels_of_rows(z, counts, tol, nonneg=False):
 def _levels_of_some(z, counts, tol, nonneg, room, result):
     """Fill in the levels of rows; `room` for as many is scratch."""
     levels, margin = np.empty(len(z)), 0.0
-    kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, levels, 0, len(z))
+    kernels.edge_levels(np.maximum(z, 0) if nonneg else z, counts, room[0], levels)
     # Rounding, or the slack of "already feasible", may let the entry at the edge in: ask the
     # projection itself.
     rows, numbers = z, np.arange(len(z))

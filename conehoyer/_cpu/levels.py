@@ -7,7 +7,7 @@ import numpy as np
 from .. import _math as m
 from .._jit import helper, kernel
 from . import engine, passes, simd
-from .arrays import WANTED, YES, keep, uncounted
+from .arrays import WANTED, YES, uncounted
 
 SAMPLE_FROM = 1 << 14  # entries from which on a sample of runs brackets the edge
 RUNS = 128  # of that sample
@@ -216,13 +216,14 @@ def _level(z, k, room):
 
 
 @kernel
-def edge_levels(x, counts, levels, first, last):
-    """Fill in the levels of rows first..last−1 for so many nonzeros, but for rounding."""
-    own_room = np.empty(x.shape[1], x.dtype)
-    x, room = uncounted(x), uncounted(own_room)
-    for r in range(first, last):
+def edge_levels(x, counts, room, levels):
+    """Fill in the levels of the rows for so many nonzeros, but for rounding.
+
+    `room`, as long as a row, is scratch.
+    """
+    x, room = uncounted(x), uncounted(room)
+    for r in range(x.shape[0]):
         levels[r] = _level(x[r], int(min(counts[r], x.shape[1])), room)
-    keep((own_room,))
 
 
 @kernel
