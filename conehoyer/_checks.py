@@ -67,6 +67,11 @@ def result_dtype(dtype, name):
     raise TypeError(f"{name} must have a real floating, integer or boolean dtype, got {dtype}")
 
 
+def is_real(dtype) -> bool:
+    """Whether numbers of this dtype are real ones, and no truth values."""
+    return dtype.kind in "fiu" or dtype.name == "bfloat16"
+
+
 def dtypes(array, name):
     """Those of the result and of the computation."""
     dtype = array.dtype
@@ -89,12 +94,12 @@ def as_array(x, name="x"):
             x = np.asarray(x)
         except ValueError as error:  # lists of different lengths
             raise ValueError(f"{name} is no array: {error}") from None
-        except RuntimeError:
-            if not getattr(x, "requires_grad", False):
-                raise
-            raise RuntimeError(
-                f"{name} requires a gradient, and gets none here: pass {name}.detach()"
-            ) from None
+        except (TypeError, RuntimeError) as error:  # tensors of torch that NumPy cannot take
+            if getattr(x, "requires_grad", False):
+                raise RuntimeError(
+                    f"{name} requires a gradient, and gets none here: pass {name}.detach()"
+                ) from None
+            raise TypeError(f"{name} is nothing that NumPy takes for an array: {error}") from None
     return x
 
 
@@ -514,7 +519,7 @@ def per_batch(value, name, batch, low, high=math.inf, what="") -> np.ndarray:
         array.fill(_number(value, name, low, high, what))
         return array
     given = as_array(value, name)
-    if given.dtype.kind not in "fiu":
+    if not is_real(given.dtype):
         raise TypeError(f"{name} must be real numbers, got {told(value, given)}")
     if given.dtype.itemsize > 8:
         with np.errstate(over="ignore", under="ignore"):  # they become inf, or 0
@@ -576,6 +581,8 @@ def counts(value, name) -> int | np.ndarray:
 
 def integers(value, name) -> np.ndarray:
     """Integers, as an array."""
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{name} must be below 2**63, got {value}")
     array = as_array(value, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {told(value, array)}")

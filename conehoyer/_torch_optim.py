@@ -58,6 +58,10 @@ class SparseAdamW(torch.optim.Optimizer):
     check_finite : bool, default True
         Raise on a gradient that is not finite, before anything is changed.  On a GPU this
         waits for the device.
+    amsgrad, maximize, capturable, differentiable : bool, default False
+        Options of `torch.optim.AdamW` that there are none of here: only False is taken.
+    foreach, fused : bool or None, default None
+        Taken so that calls of `torch.optim.AdamW` need no change, and of no effect.
 
     Raises
     ------
@@ -113,8 +117,18 @@ class SparseAdamW(torch.optim.Optimizer):
         constraint_every: int = 1,
         workers: int | None = None,
         check_finite: bool = True,
+        amsgrad: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
     ) -> None:
         optim.resolve_workers(workers)
+        none = {"amsgrad": amsgrad, "maximize": maximize, "capturable": capturable}
+        for name, value in (none | {"differentiable": differentiable}).items():
+            if value:
+                raise ValueError(f"SparseAdamW has no {name}, got {value!r}")
         self.workers, self.check_finite = workers, check_finite
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "l1": l1,

@@ -101,7 +101,7 @@ def _cast(array, dtype):
 
 
 def _work_dtype(dtype, name) -> np.dtype:
-    if dtype.kind == "f" and dtype.itemsize <= 4:
+    if (dtype.kind == "f" and dtype.itemsize <= 4) or dtype.name == "bfloat16":
         return _KINDS[0]
     if dtype.kind in "fiub":
         return _KINDS[1]

@@ -410,7 +410,7 @@ class SparseAdamW:
         if not p.flags.writeable or (state is not None and state.first.shape != p.shape):
             raise ValueError(f"{label} has become read-only or changed its shape")
         array = _checks.as_array(grad, f"the gradient of {label}")
-        if array.dtype.kind not in "fiub":
+        if not (_checks.is_real(array.dtype) or array.dtype.kind == "b"):
             raise TypeError(f"the gradient of {label} must be real, got dtype {array.dtype}")
         if array.shape != p.shape:
             raise ValueError(
@@ -624,6 +624,10 @@ def _check_params(arrays, names):
             raise TypeError(f"params: {label} must have dtype float32 or float64, got {p.dtype}")
         if not p.flags.writeable:
             raise ValueError(f"params: {label} is read-only, and it is to be updated in place")
+        if _checks.shares_memory(p.shape, p.strides, p.itemsize):
+            raise ValueError(
+                f"params: {label} must have memory for each entry, got strides {p.strides}"
+            )
         if not np.isfinite(p).all():
             raise ValueError(f"params: {label} must be finite, got NaN or inf")
     placed = sorted((*_span(p), k) for k, p in enumerate(arrays))

@@ -90,6 +90,12 @@ def _check(t, name):
         raise TypeError(f"{name} must be a dense tensor, got {t.layout}: pass {name}.to_dense()")
     if t.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{name} must lie on the CPU or a CUDA device, got {t.device}")
+    if t.is_complex():  # lazily conjugated, NumPy would not even tell its dtype
+        raise TypeError(_no_real(t, name))
+
+
+def _no_real(t, name):
+    return f"{name} must have a real floating, integer or boolean dtype, got {t.dtype}"
 
 
 def _goals(out, several, count):
@@ -123,9 +129,7 @@ def _array(t, name):
         try:
             return t.numpy()
         except TypeError:  # NumPy has no such dtype
-            raise TypeError(
-                f"{name} must have a real floating, integer or boolean dtype, got {t.dtype}"
-            ) from None
+            raise TypeError(_no_real(t, name)) from None
     if not _BITS:
         return t.float().numpy()
     import ml_dtypes
@@ -153,6 +157,7 @@ def _parameter(value, name):
             raise RuntimeError(
                 f"{name} requires a gradient, and only x gets one: pass {name}.detach()"
             )
+        _check(value, name)
         require_plain(value, name)
         if value.is_neg():
             value = value.resolve_neg()

@@ -1113,3 +1113,51 @@ def test_labels_as_a_list_of_two_rows(project):
     np.testing.assert_array_equal(
         project(y, 2.0, groups=labels), project(y, 2.0, groups=np.array(labels))
     )
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(4, 5), (3, 4, 5), (2, 3, 4, 5)])
+def test_nonzeros_are_counted_matrix_by_matrix_in_any_order_of_memory(shape, order):
+    y = np.random.default_rng(0).standard_normal(shape).copy(order)
+    for project in (ch.project_bilevel, ch.project_l1inf_ball):
+        x, info = project(y, radius=2.0, full_output=True)
+        np.testing.assert_array_equal(info.nnz, np.count_nonzero(x, axis=(-2, -1)))
+
+
+@pytest.mark.parametrize("project", [ch.project_bilevel, ch.project_l1inf_ball])
+def test_no_group_of_a_matrix_that_is_not_finite_is_kept(project):
+    y = np.random.default_rng(0).standard_normal((2, 4, 5))
+    y[1, 2, 3] = np.nan
+    _, info = project(y, radius=2.0, check_finite=False, full_output=True)
+    assert np.isnan(info.radii[1]).all()
+    assert not info.kept[1].any()
+    assert not info.mask[1].any()
+    assert info.kept[0].any()
+
+
+@pytest.mark.parametrize("largest", [65_536, 10**9])
+def test_labels_that_are_too_large_are_named(largest):
+    labels = np.zeros((4, 5), int)
+    labels[1, 2] = largest
+    with pytest.raises(ValueError, match=rf"numbered from 0 on, got {largest}$"):
+        ch.project_bilevel(np.ones((4, 5)), 2.0, groups=labels)
+
+
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (2, 2), "labels"])
+def test_the_mask_can_be_written(groups):
+    y = np.random.default_rng(0).standard_normal((4, 5))
+    groups = np.arange(20).reshape(4, 5) % 3 if groups == "labels" else groups
+    _, info = ch.project_bilevel(y, 2.0, groups=groups, full_output=True)
+    assert info.mask.flags.writeable
+
+
+@pytest.mark.usefixtures("every_array_is_large")
+@pytest.mark.parametrize("inner", ["linf", "l2", "l1"])
+def test_the_report_of_a_batch_by_several_workers(inner):
+    y = np.random.default_rng(0).standard_normal((5, 4, 6))
+    level = np.linspace(1.0, 4.0, 5)
+    expected = ch.project_bilevel(y, level, inner=inner, full_output=True)[1]
+    for workers in (2, 3, 5):
+        info = ch.project_bilevel(y, level, inner=inner, workers=workers, full_output=True)[1]
+        for name in ("radii", "kept", "mask", "threshold", "level", "nnz", "passes", "converged"):
+            np.testing.assert_array_equal(getattr(info, name), getattr(expected, name), name)

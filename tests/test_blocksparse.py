@@ -1525,3 +1525,28 @@ def test_tiles_beyond_a_row_of_blocks_write_nothing_there(block, turned, monkeyp
     )
     for workers in (2, 3):
         np.testing.assert_array_equal(bs.matmul(x, workers=workers), one)
+
+
+def test_bfloat16_becomes_float32():
+    """As `prune` returns it: compressed, as an operand, in attention, and in a cost model."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    w = blocksparse.prune(
+        np.random.default_rng(0).standard_normal((6, 8)).astype(ml_dtypes.bfloat16), (2, 2), 5
+    )
+    assert w.dtype == ml_dtypes.bfloat16
+    wide = w.astype(np.float32)
+    bs = compress(w, (2, 2))
+    assert bs.dtype == np.float32
+    np.testing.assert_array_equal(bs.to_dense(), wide)
+    for product, expected in (
+        (bs @ w.T, bs @ wide.T),
+        (w.T @ bs, wide.T @ bs),
+        (bs.matmul(w.T, bias=w[:, 0]), bs.matmul(wide.T, bias=wide[:, 0])),
+        (bs.astype(np.float64) @ w.T, bs.astype(np.float64) @ wide.T.astype(np.float64)),
+    ):
+        np.testing.assert_array_equal(product, expected, strict=True)
+    pattern = BlockPattern(np.eye(3), (2, 2))
+    np.testing.assert_array_equal(
+        pattern.attention(w, w, w), pattern.attention(wide, wide, wide), strict=True
+    )
+    assert blocksparse.best_block_shape(w, [(2, 2)], 4) == (2, 2)

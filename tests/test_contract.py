@@ -1953,3 +1953,25 @@ def test_an_infinite_norm_is_refused():
     for l2 in (np.inf, np.float64(np.inf), [np.inf]):
         with pytest.raises(ValueError, match="l2 must be finite and >= 0"):
             ch.project_hoyer(np.ones(4), 0.5, l2=l2)
+
+
+@every_function
+@pytest.mark.parametrize("n", [42, 70_000])
+def test_an_error_spoils_no_vector_that_out_lies_over(kind, n):
+    """Long ones are written while they are read, before the last entry has been seen."""
+    memory = make("gaussian", n + 5)
+    x, out = memory[:n], memory[5:]
+    x[-1] = np.nan
+    before = memory.copy()
+    with pytest.raises(ValueError, match="x must be finite"):
+        project(kind, x, out=out)
+    np.testing.assert_array_equal(memory, before)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("call", "value"), [(ch.project_cai, 10 / 3), (ch.project_l1_ball, 10.0)])
+def test_slices_across_the_memory_have_the_slack_of_their_dtype(call, value, order):
+    x = np.array([[4.0, 3.0, 2.0, 1.0]] * 3, np.float32).T.copy(order)
+    for excess, feasible in ((5e-7, True), (2e-6, False)):
+        y = call(x, value / (1 + excess), axis=0)
+        assert np.array_equal(x, y) == feasible

@@ -1,6 +1,7 @@
 """level_for_nnz and level_for_sparseness: levels that keep their promise."""
 
 import decimal
+import re
 import tracemalloc
 
 import numpy as np
@@ -479,3 +480,11 @@ def test_many_slices_of_which_only_positive_entries_count(monkeypatch):
 def test_slices_of_no_entries_have_a_level():
     for shape in (3, 0), (0, 4), (0,):
         assert ch.level_for_nnz(np.ones(shape), 2).shape == shape[:-1]
+
+
+def test_lengths_that_no_array_has():
+    assert ch.level_for_nnz(np.array([3.0, 1.0]), 10**30) == 2
+    for n in (2**63, -(10**30)):
+        with pytest.raises(ValueError, match=re.escape(f"n must be below 2**63, got {n}")):
+            ch.level_for_sparseness(0.5, n)
+    assert ch.level_for_sparseness(0.0, 2**63 - 1) == pytest.approx(2.0**63)

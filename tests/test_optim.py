@@ -945,6 +945,7 @@ def test_the_kernels_by_themselves(groups):
 # --- errors ----------------------------------------------------------------------------------
 
 W, B = np.ones((2, 3)), np.ones(3)
+WOVEN = np.lib.stride_tricks.as_strided(np.ones(4), (3, 2), (8, 8))
 
 
 @pytest.mark.parametrize(
@@ -965,6 +966,7 @@ W, B = np.ones((2, 3)), np.ones(3)
         ([np.broadcast_to(B, (2, 3))], {}, ValueError, "parameter 0 is read-only"),
         ([np.array([1.0, np.nan])], {}, ValueError, "parameter 0 must be finite"),
         ([B, B[:]], {}, ValueError, "parameter 1 shares memory with parameter 0"),
+        ([W, WOVEN], {}, ValueError, r"parameter 1 must have memory for each entry, got strides \("),
         ([W, B, W.reshape(-1)], {}, ValueError, "parameter 2 shares memory with parameter 0"),
         ({"w": W[:, ::-1], "b": W[1]}, {}, ValueError, "parameter 'b' shares memory .* 'w'"),
         ([{"params": {"b": B}}, {"params": [W]}], {}, ValueError, "either all parameters have"),

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from conehoyer import _vjp_kernels  # noqa: E402
+from conehoyer import _vjp_kernels, blocksparse, optim  # noqa: E402
 
 
 def normal(*shape, seed=0):
@@ -1317,6 +1317,58 @@ def test_tensors_that_cannot_be_taken_are_named():
             ch.project_cai(bad, 2.0)
         with pytest.raises(TypeError, match=f"^out {says}$"):
             ch.project_cai(x, 2.0, out=bad)
+
+
+def test_parameters_that_cannot_be_taken_are_named():
+    x, one = torch.ones(3, 4), torch.ones(3)
+    for bad, says in (
+        (
+            one.to_sparse(),
+            r"must be a dense tensor, got torch\.sparse_coo: pass level\.to_dense\(\)",
+        ),
+        (one.to("meta"), "must lie on the CPU or a CUDA device, got meta"),
+        ((1j * one).conj(), "must have a real floating, integer or boolean dtype, got .*complex64"),
+    ):
+        with pytest.raises(TypeError, match=f"^level {says}$"):
+            ch.project_cai(x, bad)
+    with pytest.raises(TypeError, match=r"^init\[0\] must be a dense tensor"):
+        ch.nmf_hals(x, 1, init=(torch.ones(3, 1).to_sparse(), torch.ones(1, 4)))
+
+
+@pytest.mark.parametrize("conjugated", [False, True])
+def test_complex_tensors_are_named(conjugated):
+    z = torch.tensor([[1 + 2j, 3j]])
+    z = z.conj() if conjugated else z
+    says = "must have a real floating, integer or boolean dtype, got torch.complex64"
+    for call, name in (
+        (lambda: ch.project_cai(z, 1.5), "x"),
+        (lambda: ch.hoyer_score(z), "x"),
+        (lambda: ch.project_bilevel(z, 1.0), "x"),
+        (lambda: ch.project_gsp([z.real, z], 0.5), r"x\[1\]"),
+        (lambda: ch.level_for_nnz(z, 1), "x"),
+        (lambda: ch.nmf_hals(z, 1), "x"),
+        (lambda: ch.project_cai(z.real.clone(), 1.5, out=z), "out"),
+        (lambda: ch.project_bilevel(z.real.clone(), 1.0, groups=z), "groups"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} {says}$"):
+            call()
+
+
+def test_tensors_that_numpy_cannot_take_are_named():
+    """Where arrays alone are taken, and tensors as far as NumPy can."""
+    bs, flat = blocksparse.compress(np.eye(3), (1, 1)), torch.ones(3)
+    negated = (1j * flat).conj().imag
+    for call, name in (
+        (lambda: ch.project_cai(np.ones(3), torch.tensor(2.0).bfloat16()), "level"),
+        (lambda: ch.level_for_sparseness(torch.tensor(0.5).bfloat16(), 4), "sparseness"),
+        (lambda: blocksparse.compress(torch.eye(3).to_sparse(), (1, 1)), "w"),
+        (lambda: bs @ flat.to_sparse(), "x"),
+        (lambda: bs @ flat.bfloat16(), "x"),
+        (lambda: bs @ negated, "x"),
+        (lambda: optim.SparseAdamW([np.ones(3)]).step([flat.bfloat16()]), "the gradient of .* 0"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} is nothing that NumPy takes for an array: "):
+            call()
 
 
 def test_out_may_be_a_tuple_and_its_axes_of_one_expanded():

@@ -2,6 +2,7 @@
 
 import collections.abc
 import copy
+import inspect
 import io
 import math
 import pickle
@@ -389,6 +390,28 @@ def test_options_that_there_are_none_of(name):
         chtorch.SparseAdamW([{"params": [p], name: True}])
     optimizer = chtorch.SparseAdamW([{"params": [p], name: False}])
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "maximize", "capturable", "differentiable"])
+def test_arguments_of_adamw_that_there_are_none_of(name):
+    p = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match=f"has no {name}, got True"):
+        chtorch.SparseAdamW([p], **{name: True})
+    chtorch.SparseAdamW([p], **{name: False}).step()
+
+
+def test_a_call_of_adamw_needs_another_name_alone():
+    """Every argument that it has by default, and those that choose how it computes."""
+    default = inspect.signature(torch.optim.AdamW).parameters.items()
+    given = {name: each.default for name, each in default if name != "params"}
+    weights = []
+    for make, more in ((torch.optim.AdamW, {}), (chtorch.SparseAdamW, {"fused": True})):
+        p = torch.nn.Parameter(torch.ones(3, 2))
+        p.grad = torch.arange(6.0).reshape(3, 2) - 2.0
+        make([p], **(given | more)).step()
+        weights.append(p.detach())
+        make([p], **(given | {"foreach": True}))
+    torch.testing.assert_close(*weights)
 
 
 @pytest.mark.parametrize(("dtype", "tiny"), [(torch.float32, 1e-39), (torch.float64, 1e-310)])
