@@ -966,7 +966,7 @@ WOVEN = np.lib.stride_tricks.as_strided(np.ones(4), (3, 2), (8, 8))
         ([np.broadcast_to(B, (2, 3))], {}, ValueError, "parameter 0 is read-only"),
         ([np.array([1.0, np.nan])], {}, ValueError, "parameter 0 must be finite"),
         ([B, B[:]], {}, ValueError, "parameter 1 shares memory with parameter 0"),
-        ([W, WOVEN], {}, ValueError, r"parameter 1 must have memory for each entry, got strides \("),
+        ([W, WOVEN], {}, ValueError, "parameter 1 must have memory for each entry, got"),
         ([W, B, W.reshape(-1)], {}, ValueError, "parameter 2 shares memory with parameter 0"),
         ({"w": W[:, ::-1], "b": W[1]}, {}, ValueError, "parameter 'b' shares memory .* 'w'"),
         ([{"params": {"b": B}}, {"params": [W]}], {}, ValueError, "either all parameters have"),
@@ -1266,3 +1266,13 @@ def test_squares_beyond_float32(scale, groups):
     o.step([np.zeros(w.shape, np.float32)])
     size = norms(w.astype(float), groups)
     np.testing.assert_allclose(p / scale, w * np.maximum(1 - 1 / size, 0), rtol=0, atol=2e-6)
+
+
+def test_gradients_of_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    results = []
+    for dtype in (ml_dtypes.bfloat16, np.float32):
+        w = np.ones(3)
+        optim.SparseAdamW([w]).step([np.array([1.0, -2.0, 0.5], dtype)])
+        results.append(w)
+    np.testing.assert_array_equal(*results)
