@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.exceptions import AxisError
 
-from ._dispatch import on_device
+from ._dispatch import is_tensor, on_device
 
 try:
     from numpy.lib.array_utils import normalize_axis_index
@@ -94,8 +94,10 @@ def as_array(x, name="x"):
             x = np.asarray(x)
         except ValueError as error:  # lists of different lengths
             raise ValueError(f"{name} is no array: {error}") from None
-        except (TypeError, RuntimeError) as error:  # tensors of torch that NumPy cannot take
-            if getattr(x, "requires_grad", False):
+        except (TypeError, RuntimeError) as error:
+            if not is_tensor(x):  # what the data itself raises is its own
+                raise
+            if x.requires_grad:
                 raise RuntimeError(
                     f"{name} requires a gradient, and gets none here: pass {name}.detach()"
                 ) from None

@@ -11,12 +11,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _INTERFACE = "__cuda_array_interface__"
 
 
+def is_tensor(x: Any) -> bool:
+    """Whether x is a tensor of torch; imports nothing."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(x, torch.Tensor)
+
+
 def on_device(x: Any) -> bool:
     """Whether x lies in the memory of a GPU; imports nothing."""
     if isinstance(x, np.ndarray):
         return False
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "Tensor") and isinstance(x, torch.Tensor):
+    if is_tensor(x):
         return bool(x.is_cuda)  # its interface raises where a gradient is wanted
     if type(x).__module__.startswith("numba.cuda.simulator."):
         return True
