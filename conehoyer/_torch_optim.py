@@ -59,9 +59,9 @@ class SparseAdamW(torch.optim.Optimizer):
         Raise on a gradient that is not finite, before anything is changed.  On a GPU this
         waits for the device.
     amsgrad, maximize, capturable, differentiable : bool, default False
-        Options of `torch.optim.AdamW` that there are none of here: only False is taken.
+        Options of PyTorch's AdamW that there are none of here: only False is taken.
     foreach, fused : bool or None, default None
-        Taken so that calls of `torch.optim.AdamW` need no change, and of no effect.
+        Taken so that calls of PyTorch's AdamW need no change, and of no effect.
 
     Raises
     ------
@@ -119,9 +119,9 @@ class SparseAdamW(torch.optim.Optimizer):
         check_finite: bool = True,
         amsgrad: bool = False,
         maximize: bool = False,
-        foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
         optim.resolve_workers(workers)
