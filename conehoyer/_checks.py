@@ -584,7 +584,7 @@ def counts(value, name) -> int | np.ndarray:
 def integers(value, name) -> np.ndarray:
     """Integers, as an array."""
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"{name} must be below 2**63, got {value}")
+        raise ValueError(f"{name} must lie between -2**63 and 2**63, got {value}")
     array = as_array(value, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got {told(value, array)}")

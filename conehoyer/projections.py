@@ -662,7 +662,8 @@ def _project_turned(
     if not full_output:
         return result
     fields = info.threshold, info.level, info.nnz, info.passes, info.converged
-    return result, ProjectionInfo(*(values.transpose(back[1]) for values in fields))
+    fields = (np.ascontiguousarray(values.transpose(back[1])) for values in fields)
+    return result, ProjectionInfo(*fields)
 
 
 def _are_long(s, workers):
@@ -758,7 +759,7 @@ def _info(s, rows, result, table, worst):
         count_nonzeros(rows, counts)
         nnz = counts.reshape(s.batch)[()]
     else:  # small entries may have become zero
-        nnz = np.count_nonzero(result, axis=s.axis)
+        nnz = np.count_nonzero(np.asarray(result), axis=s.axis)  # also what a mask hides
     if s.batch == ():
         status, threshold, level, count = table[0, :LOG].tolist()
         if nnz == 0:

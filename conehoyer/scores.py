@@ -28,7 +28,7 @@ def _score(x, axis, keepdims, workers, kind):
         turned, order = turn
         back = np.argsort(_checks.batch_order(order, s.axis))
         values = _scores(turned, kind, workers).reshape(turned.batch)
-        return _shaped(s, values.transpose(back), keepdims)
+        return _shaped(s, np.ascontiguousarray(values.transpose(back)), keepdims)
     return _shaped(s, _scores(s, kind, workers), keepdims)
 
 

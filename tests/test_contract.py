@@ -1809,6 +1809,7 @@ def test_arrays_of_several_axes_are_taken_as_they_lie(name, dtype, order, monkey
         assert result.tobytes() == expected.tobytes()
         for field in ("threshold", "level", "nnz", "passes", "converged"):
             value = getattr(told, field)
+            assert value.flags.c_contiguous
             np.testing.assert_array_equal(value, getattr(report, field))
             assert value.dtype == getattr(report, field).dtype
         assert found(frozen, wanted).tobytes() == expected.tobytes()
@@ -1844,6 +1845,17 @@ def test_scores_and_levels_of_arrays_as_they_lie(axis, order, monkeypatch):
             expected = score(x, axis=axis, keepdims=keepdims)
             found = score(y, axis=axis, keepdims=keepdims)
             np.testing.assert_allclose(found, expected, rtol=1e-14, strict=True)
+            assert found.flags.c_contiguous
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+def test_a_mask_of_out_hides_no_nonzeros(axis):
+    x = np.random.default_rng(0).standard_normal((5, 4, 6))
+    out = np.ma.array(np.zeros_like(x), mask=np.arange(x.size).reshape(x.shape) % 2 == 0)
+    _, told = ch.project_l1_ball(x, 2.0, axis=axis, out=out, full_output=True)
+    _, expected = ch.project_l1_ball(x, 2.0, axis=axis, full_output=True)
+    assert type(told.nnz) is type(expected.nnz)
+    np.testing.assert_array_equal(told.nnz, expected.nnz)
 
 
 @pytest.mark.parametrize("step", [1, 2, -1])

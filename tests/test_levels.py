@@ -485,6 +485,8 @@ def test_slices_of_no_entries_have_a_level():
 def test_lengths_that_no_array_has():
     assert ch.level_for_nnz(np.array([3.0, 1.0]), 10**30) == 2
     for n in (2**63, -(10**30)):
-        with pytest.raises(ValueError, match=re.escape(f"n must be below 2**63, got {n}")):
+        with pytest.raises(
+            ValueError, match=re.escape(f"n must lie between -2**63 and 2**63, got {n}")
+        ):
             ch.level_for_sparseness(0.5, n)
     assert ch.level_for_sparseness(0.0, 2**63 - 1) == pytest.approx(2.0**63)
