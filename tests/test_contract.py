@@ -10,7 +10,7 @@ import warnings
 import weakref
 from functools import partial
 from importlib.util import find_spec
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -1987,3 +1987,13 @@ def test_slices_across_the_memory_have_the_slack_of_their_dtype(call, value, ord
     for excess, feasible in ((5e-7, True), (2e-6, False)):
         y = call(x, value / (1 + excess), axis=0)
         assert np.array_equal(x, y) == feasible
+
+
+@every_function
+def test_the_fields_of_a_report_share_no_memory(kind):
+    """Also where there is nothing to project."""
+    for shape in (3, 0), (3, 4):
+        _, told = project(kind, np.ones(shape), full_output=True)
+        fields = told.threshold, told.level, told.nnz, told.passes, told.converged
+        for one, other in combinations(fields, 2):
+            assert not np.shares_memory(one, other)

@@ -825,3 +825,12 @@ def test_ties_in_several_pieces_in_place():
     own = x.copy()
     project_gsp([own], sparseness, out=[own])
     np.testing.assert_array_equal(own, expected)
+
+
+def test_a_tuple_of_vectors_is_a_list_of_them():
+    parts = np.array([3.0, 1.0, 0.5]), np.array([[2.0, -1.0]])
+    assert ch.gsp_score(parts) == ch.gsp_score(list(parts))
+    results = ch.project_gsp(parts, 0.6)
+    assert type(results) is list
+    for result, expected in zip(results, ch.project_gsp(list(parts), 0.6), strict=True):
+        np.testing.assert_array_equal(result, expected, strict=True)
