@@ -153,9 +153,21 @@ def in_memory_order(s: Slices) -> tuple[Slices, tuple[int, ...]] | None:
     return replace(s, array=turned, axis=axis, batch=batch), order
 
 
-def batch_order(order, axis) -> list[int]:
+def _batch_order(order, axis):
     """What an order of an array's axes is for those of its batch."""
     return [k - (k > axis) for k in order if k != axis]
+
+
+def as_they_lie(values, s, order) -> np.ndarray:
+    """A vector of the caller's slices s, in their order after `in_memory_order`."""
+    return values.reshape(s.batch).transpose(_batch_order(order, s.axis)).reshape(-1)
+
+
+def as_given(values, s, order) -> np.ndarray:
+    """What belongs to slices in that order, in the shape of the caller's."""
+    batch = _batch_order(order, s.axis)
+    turned = values.reshape([s.batch[k] for k in batch])
+    return np.ascontiguousarray(turned.transpose(np.argsort(batch)))
 
 
 def is_list_of_arrays(x) -> bool:

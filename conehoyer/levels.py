@@ -80,10 +80,8 @@ def level_for_nnz(
     counts = _checks.per_slice(wanted, "nnz", s, 1, what=">= 1")
     if (turn := _checks.in_memory_order(s)) is not None:
         turned, order = turn
-        batch = _checks.batch_order(order, s.axis)
-        counts = counts.reshape(s.batch).transpose(batch).reshape(-1)
-        levels = _levels(turned, counts, nonneg).reshape(turned.batch)
-        return np.ascontiguousarray(levels.transpose(np.argsort(batch)))
+        counts = _checks.as_they_lie(counts, s, order)
+        return _checks.as_given(_levels(turned, counts, nonneg), s, order)
     return _levels(s, counts, nonneg).reshape(s.batch)[()]
 
 

@@ -638,17 +638,15 @@ def _project_turned(
     out, overwrite_x, workers, check_finite, full_output,
 ):  # fmt: skip
     """`_project`, with the axes as they lie in memory: there slices are read without a copy."""
-    batch = _checks.batch_order(order, s.axis)
-    back = np.argsort(order), np.argsort(batch)
-
-    def as_they_lie(values):
-        return values.reshape(s.batch).transpose(batch).reshape(-1) if np.ndim(values) else values
-
+    levels, rests, norms = (
+        _checks.as_they_lie(values, s, order) if np.ndim(values) else values
+        for values in (levels, rests, norms)
+    )
     if out is not None:
         _checks.check_out(out, s.array.shape, s.dtype)
     given = turned.array if x is s.array else x
     done = _project(
-        turned, given, kind, absolute, *map(as_they_lie, (levels, rests, norms)), run,
+        turned, given, kind, absolute, levels, rests, norms, run,
         None if out is None else np.asarray(out).transpose(order),
         overwrite_x, workers, check_finite, full_output,
     )  # fmt: skip
@@ -658,12 +656,11 @@ def _project_turned(
     elif overwrite_x and result is given:
         result = x
     else:
-        result = result.transpose(back[0])
+        result = result.transpose(np.argsort(order))
     if not full_output:
         return result
     fields = info.threshold, info.level, info.nnz, info.passes, info.converged
-    fields = (np.ascontiguousarray(values.transpose(back[1])) for values in fields)
-    return result, ProjectionInfo(*fields)
+    return result, ProjectionInfo(*(_checks.as_given(values, s, order) for values in fields))
 
 
 def _are_long(s, workers):

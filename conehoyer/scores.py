@@ -26,9 +26,7 @@ def _score(x, axis, keepdims, workers, kind):
         return on_gpu.score(s, kind, keepdims)
     if (turn := _checks.in_memory_order(s)) is not None:
         turned, order = turn
-        back = np.argsort(_checks.batch_order(order, s.axis))
-        values = _scores(turned, kind, workers).reshape(turned.batch)
-        return _shaped(s, np.ascontiguousarray(values.transpose(back)), keepdims)
+        return _shaped(s, _checks.as_given(_scores(turned, kind, workers), s, order), keepdims)
     return _shaped(s, _scores(s, kind, workers), keepdims)
 
 

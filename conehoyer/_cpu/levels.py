@@ -14,22 +14,21 @@ RUNS = 128  # of that sample
 FEW = 32  # so many are compared with each other
 PART = 8  # bounds that leave this part of more are near enough for what lies between to be copied
 COUNTS = 12  # at most, for that
-EVEN = 0.4  # of the range: entries with a mean above that do not look like a tail
 TAIL = 3  # times as many above one bound as above the other: they fall off like one
 BEYOND = 0.3  # of what is near enough: how far beyond the rank the other bound is sought
 
 
 @helper
 def _count_above(z, theta):
-    """How many magnitudes exceed theta; NaN does."""
+    """How many magnitudes exceed theta >= 0; NaN does."""
     edge, width, count = simd.splat(theta), simd.lanes(z), 0
     whole = z.size // width * width
     for i in range(0, whole, width):
         count += simd.count(simd.not_below(simd.magnitude(simd.load(z, i)), edge))
     if whole < z.size:
         rest = simd.first_lanes(edge, z.size - whole)
-        a = simd.magnitude(simd.load_part(z, whole, rest))
-        count += simd.count(simd.both(rest, simd.not_below(a, edge)))
+        a = simd.magnitude(simd.load_part(z, whole, rest))  # the other lanes are 0
+        count += simd.count(simd.not_below(a, edge))
     return count
 
 
@@ -39,9 +38,9 @@ def _ranked(seen, rank):
 
     Each is compared with all: no branch depends on the data.
     """
-    found = seen.dtype.type(math.inf)
     if rank >= seen.size:
         return seen.dtype.type(0.0)
+    found = seen.dtype.type(math.inf)
     for i in range(seen.size):
         value = abs(seen[i])
         found = min(found, value) if _count_above(seen, value) <= rank else found
@@ -97,9 +96,10 @@ def _extent(seen):
 def _bounds(seen, rank):
     """Values between which `_ranked` lies, the second may be it, and how many exceed each.
 
-    The next is sought as if their number fell off exponentially, or evenly; beyond the rank on
-    the side where the bound is farther, so that both come near it.  They stay apart where many
-    tie, and are the same, exceeded by too few, where there are not so many.
+    The next is sought as if their number fell off exponentially, or evenly where it differs by
+    little; beyond the rank on the side where the bound is farther, so that both come near it.
+    They stay apart where many tie, and are the same, exceeded by too few, where there are not so
+    many.
     """
     real = seen.dtype.type
     least, hi, total = _extent(seen)
@@ -109,11 +109,7 @@ def _bounds(seen, rank):
     if above_lo <= rank:
         return lo, lo, above_lo, above_lo
     wanted = rank + 0.5
-    mean, reach = total / above_lo - lo, np.float64(hi) - lo
-    if mean > EVEN * reach:
-        guess = lo + (1.0 - wanted / above_lo) * reach
-    else:
-        guess = lo + mean * math.log(above_lo / wanted)
+    guess = lo + (total / above_lo - lo) * math.log(above_lo / wanted)
     enough, slow = max(FEW, seen.size // PART), 0
     for _ in range(COUNTS):
         between = above_lo - above_hi

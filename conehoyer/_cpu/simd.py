@@ -1224,27 +1224,19 @@ def largest(typingctx, a):
     return a.element(a), codegen
 
 
-@intrinsic
-def least(typingctx, a):
-    """The smallest lane; no lane may be NaN."""
+def _outermost(comparison, doc):
+    def operation(typingctx, a):
+        def codegen(context, builder, signature, args):
+            def outer(low, high):
+                return builder.select(builder.fcmp_ordered(comparison, low, high), low, high)
 
-    def codegen(context, builder, signature, args):
-        def smaller(low, high):
-            return builder.select(builder.fcmp_ordered("<", low, high), low, high)
+            return _tree(builder, args[0], a.lanes, outer)
 
-        return _tree(builder, args[0], a.lanes, smaller)
+        return a.element(a), codegen
 
-    return a.element(a), codegen
+    operation.__doc__ = doc
+    return intrinsic(operation)
 
 
-@intrinsic
-def peak(typingctx, a):
-    """The largest lane; no lane may be NaN."""
-
-    def codegen(context, builder, signature, args):
-        def larger(low, high):
-            return builder.select(builder.fcmp_ordered(">", low, high), low, high)
-
-        return _tree(builder, args[0], a.lanes, larger)
-
-    return a.element(a), codegen
+least = _outermost("<", "The smallest lane; no lane may be NaN.")
+peak = _outermost(">", "The largest lane; no lane may be NaN.")
