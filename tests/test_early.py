@@ -281,7 +281,7 @@ def search(candidates, tau, radius):
     lo, hi = float(candidates.min()) - 1e-3, float(candidates.max())
     st = m.start(m.L1)._replace(anchor=float(tau), pinned=True)
     job = engine.Job(
-        engine.BAND, st, lo, hi, False, False, 0.0, 1, False, engine.NOTHING, -1
+        engine.BAND, st, lo, hi, False, False, 0.0, 1, False, engine.NOTHING, -1, -1
     )  # fmt: skip
     buffer = np.zeros(2 * candidates.size + 200, candidates.dtype)
     buffer[: candidates.size] = candidates

@@ -108,12 +108,13 @@ class Job(NamedTuple):
     heads: bool  # BAND: of each chunk only the head
     known: Known  # BAND: the sums of heads that are left out; `held` has their entries inside
     kept: int  # and so many of them; negative: no head is left out
+    inside: int  # BAND: negative, or so many are stored: only the sums above it, in float64
 
 
 @helper
 def _job(action, st, early, l2, samples):
     """A job without a band."""
-    return Job(action, st, 0.0, 0.0, False, early, l2, samples, False, NOTHING, -1)
+    return Job(action, st, 0.0, 0.0, False, early, l2, samples, False, NOTHING, -1, -1)
 
 
 @helper
@@ -125,7 +126,15 @@ def _sums_job(st, l2, samples):
 @helper
 def _band_job(st, lo, hi, rare, early, l2, samples, heads):
     """A pass that sums what lies above (lo, hi] and stores what lies inside."""
-    return Job(BAND, st, lo, hi, rare, early, l2, samples, heads, NOTHING, -1)
+    return Job(BAND, st, lo, hi, rare, early, l2, samples, heads, NOTHING, -1, -1)
+
+
+@helper
+def _again_job(job, st, l2, stored):
+    """The band once more, around the τ of a verdict: the sums above it are to be float64's."""
+    offset = st.anchor + st.offset - job.state.anchor
+    st = m.with_bounds(_move(st, job.state.anchor, offset, True), job.state.lo, job.state.hi)
+    return Job(BAND, st, job.lo, job.hi, False, False, l2, TIES, False, NOTHING, -1, stored)
 
 
 @helper
@@ -440,7 +449,8 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         return _own_job(near, l2, samples)  # only entries equal to the anchor lie above
     first = st.passes == 0 and not st.at_zero
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
-        if first and guess.status == m.FEASIBLE and m.closeness(kind, p, guess.s, guess.q) > CLEAR:
+        near = guess.status == m.FEASIBLE and m.closeness(kind, p, guess.s, guess.q) > CLEAR
+        if first and near and not (simd.TABLE and z.itemsize == 4):  # there, `plain` takes a third
             return _sums_job(st, l2, samples)
         return plain
     real = z.dtype.type
@@ -523,8 +533,9 @@ def _run_pass(job, absolute, z, buffer, held, part, marks, few, first, last):
         if job.kept >= 0:
             begin = min(begin + head(z.size), end)
         chunk = z[begin:end]
-        if job.action == SUMS:
-            nu, s, q = passes.sums(chunk, absolute, st.anchor, st.offset)
+        if job.action == SUMS or job.inside >= 0:
+            offset = st.offset if job.action == SUMS else job.hi - st.anchor
+            nu, s, q = passes.sums(chunk, absolute, st.anchor, offset)
             stored = 0
         elif job.action == SQUARES:
             nu, s, q = 0.0, 0.0, passes.squares(chunk)
@@ -654,7 +665,7 @@ def _after_heads(job, kind, p, z, buffer, held, part):
         s, q = m.sums_at(nu, s, q, shift)
     above, s1, q1, kept = passes.band(candidates, NO, real(st.anchor), real(lo), real(hi), held)
     known = Known(hi, st.anchor, nu + above, s + s1, q + q1)
-    return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, False, known, kept)
+    return Job(BAND, st, lo, hi, rare, False, job.l2, job.samples, False, known, kept, -1)
 
 
 @helper
@@ -694,7 +705,8 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
     rounded = False  # whether the last sums were
     while True:
         if not settled:
-            own = st.overshoots == 0 and (buffer.itemsize == 8 or st.passes < PATIENCE)
+            own = buffer.itemsize == 8 or (st.passes < PATIENCE and job.inside < 0)
+            own = own and st.overshoots == 0
             quick = quick and own and (kind <= m.SIMPLEX or nu > SPREAD * p)
             own = own and (quick or two_sided)
             if rounded and not own:  # no step of these sums has led here
@@ -759,7 +771,8 @@ def _search_band(job, kind, p, tol, buffer, stored, above, log):
             beyond = m.curved_offset(kind, p, nu, s, q, before.offset, step, density)
             if beyond != step and kept < before.anchor + beyond < hi:
                 st = _step_from(st, before.anchor, beyond)
-        if two_sided and newton and not narrowed and NARROW < stored <= buffer.size // 2 - 64:
+        large = NARROW < stored <= buffer.size // 2 - 64
+        if two_sided and newton and large and not narrowed and job.inside < 0:
             tau, narrowed = st.anchor + st.offset, True
             near = 0.125 * abs(tau - seen.theta)  # the error left is of second order
             below, top = buffer.dtype.type(tau - near), buffer.dtype.type(tau + near)
@@ -899,8 +912,10 @@ def _ended(job, kind, absolute, p, z, buffer, stored, st, known, early, l2):
     """Write by a verdict, unless the sums that it comes from, `known`, have to be checked."""
     inlined()
     rough = job.action == OWN and job.state.anchor == 0.0 and z.itemsize == 4
-    if job.action == BAND and job.hi < math.inf and z.itemsize == 4:
+    if job.action == BAND and job.hi < math.inf and z.itemsize == 4 and job.inside < 0:
         rough = job.lo == job.hi or _too_rough(kind, p, z, st.nu) or _tied(st, buffer, stored)
+        if rough and st.status == m.SOFT and job.lo < job.hi:
+            return _again_job(job, st, l2, stored)
     again = st.status == m.SOFT and job.action == SUMS and z.itemsize == 4 and kind >= m.CAI
     again = again and job.samples <= TIES  # once
     if again and _has_moved(st, known.theta):
@@ -1026,6 +1041,7 @@ def _proceed(job, kind, absolute, p, tol, z, buffer, held, part, few, log):
             for i in range(job.kept):
                 buffer[stored + i] = held[i]
             stored += job.kept
+        stored = max(stored, job.inside)
         if z.itemsize == 4 and job.hi < math.inf and nu > 0.0:  # sums of float32 squares
             if not _in_range(kind, st.anchor * st.anchor + q):
                 return _verdict(m.RESCALE, 0.0, l2, nu, s, q)
@@ -1402,7 +1418,7 @@ def write(job, kind, absolute, p, rest, z, out, part, few, first, last):
 
 def _kinds(dtype):
     """The types of a job, of flags, numbers and integers, and of arrays as in `project_rows`."""
-    job = typeof(Job(0, m.start(m.CAI), 0.0, 0.0, False, False, 0.0, 0, False, NOTHING, -1))
+    job = typeof(Job(0, m.start(m.CAI), 0.0, 0.0, False, False, 0.0, 0, False, NOTHING, -1, -1))
     x, few = types.Array(dtype, 1, "C"), types.Array(types.uint64, 2, "C")
     part = types.Array(types.float64, 2, "C")
     return job, types.boolean, types.float64, types.int64, x, part, few

@@ -485,22 +485,21 @@ def _listed_blocks(z, absolute, anchor, lo, hi, buffer, marks):
     below, stored, all_firsts, all_seconds = 0, 0, simd.widen_sum(zero), simd.widen_sum(zero)
     for begin in range(0, z.size, LISTED * width):
         part, found = z[begin : min(begin + LISTED * width, z.size)], np.uint64(0)
-        for run in range(0, part.size, RUN * width):
-            firsts, seconds = zero, zero
-            for i in range(run, min(run + RUN * width, part.size), 2 * width):
+        for run in range(0, part.size, 2 * RUN * width):
+            firsts0, firsts1, seconds0, seconds1 = zero, zero, zero, zero
+            for i in range(run, min(run + 2 * RUN * width, part.size), 2 * width):
                 d0 = simd.sub(simd.without(simd.load(part, i), signs), vfirst)
                 d1 = simd.sub(simd.without(simd.load(part, i + width), signs), vfirst)
                 above0 = simd.where(simd.above(zero, d0), zero, d0)  # NaN as well
                 above1 = simd.where(simd.above(zero, d1), zero, d1)
-                firsts = simd.add(simd.add(firsts, above0), above1)
-                seconds = simd.multiply_add(above0, above0, seconds)
-                seconds = simd.multiply_add(above1, above1, seconds)
-                below += simd.negatives(d0)
-                below += simd.negatives(d1)
+                firsts0, firsts1 = simd.add(firsts0, above0), simd.add(firsts1, above1)
+                seconds0 = simd.multiply_add(above0, above0, seconds0)
+                seconds1 = simd.multiply_add(above1, above1, seconds1)
+                below += simd.negatives(d0, d1)
                 places[found] = np.uint64(i)
                 found += simd.one_if_within(d0, d1, reach)
-            all_firsts = simd.add(all_firsts, simd.widen_sum(firsts))
-            all_seconds = simd.add(all_seconds, simd.widen_sum(seconds))
+            all_firsts = simd.add(all_firsts, simd.widen_sum(simd.add(firsts0, firsts1)))
+            all_seconds = simd.add(all_seconds, simd.widen_sum(simd.add(seconds0, seconds1)))
         for k in range(found):
             for i in (np.int64(places[k]), np.int64(places[k]) + width):
                 a = simd.without(simd.load(part, i), signs)

@@ -742,24 +742,28 @@ def _sign_words(builder, vec, value):
 
 
 @intrinsic
-def negatives(typingctx, a):
-    """Number of lanes with a sign, where masks are registers (`TABLE`).
+def negatives(typingctx, a, b):
+    """Number of lanes of a and b with a sign, where masks are registers (`TABLE`).
 
     Asking a register for its bits takes long there: once, not for each half.
     """
 
     def codegen(context, builder, signature, args):
-        words, i32, i64 = _sign_words(builder, a, args[0]), ir.IntType(32), ir.IntType(64)
-        if len(words) == 1:
-            return builder.ctpop(_sign_bits(builder, words[0]))
-        kind = ir.VectorType(ir.IntType(16), 16)
-        packed = _call(builder, "llvm.x86.avx2.packssdw", kind, words)
-        packed = builder.bitcast(packed, ir.VectorType(ir.IntType(8), 32))
+        words = [word for value in args for word in _sign_words(builder, a, value)]
+        i32, half, byte = (ir.IntType(bits) for bits in (32, 16, 8))
+        kind = ir.VectorType(half, 16)
+        parts = [
+            _call(builder, "llvm.x86.avx2.packssdw", kind, words[k : k + 2])
+            for k in range(0, len(words), 2)
+        ]
+        kind = ir.VectorType(byte, 32)
+        packed = _call(builder, "llvm.x86.avx2.packsswb", kind, [parts[0], parts[-1]])
         bits = _call(builder, "llvm.x86.avx2.pmovmskb", i32, [packed])
-        bits = builder.and_(bits, ir.Constant(i32, 0xAAAAAAAA))  # of two bytes, the upper
-        return builder.zext(builder.ctpop(bits), i64)
+        if len(parts) == 1:  # each half twice
+            bits = builder.and_(bits, ir.Constant(i32, 0x00FF00FF))
+        return builder.zext(builder.ctpop(bits), ir.IntType(64))
 
-    return types.int64(a), codegen
+    return types.int64(a, a), codegen
 
 
 def _one_if_any(builder, lanes):
