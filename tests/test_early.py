@@ -276,12 +276,31 @@ def test_ties_at_the_threshold(dtype, n):
                 assert nnz == top, (seed, shares, values)
 
 
-def search(candidates, tau, radius):
+@pytest.mark.parametrize("n", [50_000, 400_003])
+@pytest.mark.parametrize("function", ["project_l1_ball", "project_simplex", "project_cai"])
+def test_a_threshold_just_below_many_ties_in_float32(function, n):
+    """Whether they stay hangs on 26 bits, which sums of float32 numbers do not have."""
+    for seed in range(3):
+        y = (np.round(3.0 * np.random.default_rng(seed).standard_normal(n)) / 7.0).astype("f4")
+        a = (y if function == "project_simplex" else abs(y)).astype(np.longdouble)
+        for steps in (1, 2, 4):
+            tau = np.longdouble(np.float32(steps / 7)) * (1 - np.longdouble(2.0**-26))
+            d = np.maximum(a - tau, 0)
+            s, nu = d.sum(), np.count_nonzero(d)
+            parameter = float(s * s / (d * d).sum() if function == "project_cai" else s)
+            if function != "project_cai":
+                tau += (s - np.longdouble(parameter)) / nu
+            x, info = getattr(ch, function)(y, parameter, full_output=True)
+            assert abs(info.threshold / tau - 1) < 1e-13, (seed, steps)
+            assert np.count_nonzero(x) == nu
+
+
+def search(candidates, tau, radius, inside=-1):
     """τ as `search_band` finds it for the l1 ball among entries around the guess `tau`."""
     lo, hi = float(candidates.min()) - 1e-3, float(candidates.max())
     st = m.start(m.L1)._replace(anchor=float(tau), pinned=True)
     job = engine.Job(
-        engine.BAND, st, lo, hi, False, False, 0.0, 1, False, engine.NOTHING, -1, -1
+        engine.BAND, st, lo, hi, False, False, 0.0, 1, False, engine.NOTHING, -1, inside
     )  # fmt: skip
     buffer = np.zeros(2 * candidates.size + 200, candidates.dtype)
     buffer[: candidates.size] = candidates
@@ -300,16 +319,17 @@ def test_a_narrower_band_and_back(dtype):
         z = entries.astype(dtype)
         guess = dtype(1.0)
         exact = 1.05 if not far else 1.02
-        gaps = np.maximum(z - exact, 0.0, dtype=float)
+        gaps = np.maximum(z.astype(float) - exact, 0.0)
         radius = gaps.sum()
         over = np.maximum(z - guess, 0.0, dtype=float)
         step = (over.sum() - radius) / np.count_nonzero(over)
         assert far == (exact > guess + 1.125 * step)
-        st = search(z, guess, radius)
-        assert st.status == m.SOFT
-        assert st.anchor + st.offset == pytest.approx(
-            exact, rel=1e-13 if dtype == np.float64 else 1e-6
-        )
+        for inside in (-1, z.size):  # the second time in float64
+            st = search(z, guess, radius, inside)
+            assert st.status == m.SOFT
+            assert st.anchor + st.offset == pytest.approx(
+                exact, rel=1e-13 if dtype == np.float64 or inside >= 0 else 1e-6
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
