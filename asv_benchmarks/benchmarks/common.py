@@ -117,9 +117,12 @@ HARD = {
     "sorted": lambda rng, n: np.sort(rng.standard_normal(n)),
 }
 DISTRIBUTIONS = EASY | HARD
-DEMANDING = {  # with an edge that samples do not find where half of the entries stay
+DEMANDING = {
+    # with an edge that samples do not find where half of the entries stay
     "clusters": lambda rng, n: 1.0 + 9.0 * (np.arange(n) % 2) + 0.01 * rng.standard_normal(n),
     "ninth powers": lambda rng, n: rng.standard_normal(n) ** 9,
+    # with many entries at the threshold, which float32 sums cannot tell from those below
+    "rounded": lambda rng, n: np.round(40.0 * rng.standard_normal(n)),
 }
 
 
