@@ -1026,6 +1026,19 @@ def test_the_sum_of_norms_may_be_infinite_as_well(kind):
     assert info.level == np.inf
 
 
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (3, 4), (1, 4)], ids=str)
+def test_groups_that_have_the_norm_they_may_have_keep_their_bits(groups):
+    project = partial(ch.project_bilevel, groups=groups, inner="l1", full_output=True)
+    for seed in range(5):
+        y = np.random.default_rng(seed).standard_normal((41, 300))
+        norms = project(y, radius=1e9)[1].radii
+        level = 0.6 * float(ch.hoyer_score(norms.ravel()))
+        x, info = project(y, level, feasible=True)
+        same = (info.radii == norms).ravel()[labels_of(groups, *y.shape)]
+        assert same.any()
+        np.testing.assert_array_equal(x[same], y[same])
+
+
 @pytest.mark.usefixtures("every_array_is_large")
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -1037,10 +1050,12 @@ def test_the_sum_of_norms_may_be_infinite_as_well(kind):
         ((61, 43), (3, 4)),
         ((61, 43), (3, 1)),
         ((9, 900), "rows"),  # long ones that lie in order
+        ((4, 5000), "rows"),  # some of which are left to the engine
         ((9, 900), (3, 300)),
         ((900, 60), "columns"),  # more than are listed at a time
         ((20_000, 11), "columns"),  # each more than are listed at a time
         ((300, 90), "diagonals"),
+        ((100, 50), "diagonals"),  # of the rows a single one is copied last
         ((60, 43), "labels"),
     ],
     ids=str,

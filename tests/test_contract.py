@@ -1649,6 +1649,9 @@ def test_halves_are_converted_as_numpy_does():
         found = np.full(size + 2, 7, np.uint16)
         halves.narrow(expected[:size], found[1:-1])
         np.testing.assert_array_equal(found, [7, *bits[:size], 7])
+        back = np.full(size + 2, 7, np.float32)
+        halves.widen(bits[:size], back[1:-1])
+        np.testing.assert_array_equal(back, [7, *expected[:size], 7])
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])

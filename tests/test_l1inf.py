@@ -292,3 +292,13 @@ def test_small_groups_of_what_fits_are_reported():
     x, info = ch.project_l1inf_ball(y, 1.75e308, groups="rows", full_output=True)
     np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(info.radii, [1.7e308, 1.23e-300])
+
+
+@pytest.mark.parametrize("width", [2, 7, 42])
+def test_blocks_of_one_row_of_which_the_last_is_narrower(width):
+    y = np.random.default_rng(0).standard_normal((60, 43))
+    labels = np.arange(60)[:, None] * 22 + np.arange(43) // width
+    labels = np.unique(labels, return_inverse=True)[1].reshape(y.shape)
+    x = ch.project_l1inf_ball(y, 30.0, groups=(1, width))
+    np.testing.assert_allclose(x, ch.project_l1inf_ball(y, 30.0, groups=labels), atol=1e-14)
+    assert 0 < np.count_nonzero(x) < x.size

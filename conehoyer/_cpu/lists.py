@@ -23,7 +23,7 @@ LONG = 256  # entries of a group from which a call for each costs little
 @register_jitable
 def lie_in_order(kind, height, width, columns):
     """Whether the matrix itself is the list."""
-    return kind == BLOCKS and (width == columns or (height == 1 and columns % width == 0))
+    return kind == BLOCKS and (width == columns or height == 1)
 
 
 @helper
