@@ -1026,17 +1026,18 @@ def test_the_sum_of_norms_may_be_infinite_as_well(kind):
     assert info.level == np.inf
 
 
-@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (3, 4), (1, 4)], ids=str)
+@pytest.mark.parametrize("groups", ["columns", "rows", "diagonals", (3, 4), (20, 30)], ids=str)
 def test_groups_that_have_the_norm_they_may_have_keep_their_bits(groups):
-    project = partial(ch.project_bilevel, groups=groups, inner="l1", full_output=True)
-    for seed in range(5):
+    project, kept = partial(ch.project_bilevel, groups=groups, inner="l1", full_output=True), 0
+    for seed in range(20):
         y = np.random.default_rng(seed).standard_normal((41, 300))
         norms = project(y, radius=1e9)[1].radii
         level = 0.6 * float(ch.hoyer_score(norms.ravel()))
         x, info = project(y, level, feasible=True)
         same = (info.radii == norms).ravel()[labels_of(groups, *y.shape)]
-        assert same.any()
         np.testing.assert_array_equal(x[same], y[same])
+        kept += np.count_nonzero(same)
+    assert kept > 0
 
 
 @pytest.mark.usefixtures("every_array_is_large")
