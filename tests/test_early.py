@@ -295,6 +295,17 @@ def test_a_threshold_just_below_many_ties_in_float32(function, n):
             assert np.count_nonzero(x) == nu
 
 
+def test_a_band_as_wide_as_float32_sums_are_wrong():
+    """A few entries dwarf the threshold, and the sums that are known are off by more than it is."""
+    for seed in range(8):
+        y = (np.random.default_rng(seed).standard_normal(300_000) ** 9).astype(np.float32)
+        a = abs(y.astype(float))
+        tau = np.median(a)
+        told = jobs(m.L1, True, np.maximum(a - tau, 0.0).sum(), y, np.empty_like(y))
+        (band,) = [j for j in told if j.action == engine.BAND and j.lo < j.hi < math.inf]
+        assert band.lo < tau < band.hi
+
+
 def search(candidates, tau, radius, inside=-1):
     """τ as `search_band` finds it for the l1 ball among entries around the guess `tau`."""
     lo, hi = float(candidates.min()) - 1e-3, float(candidates.max())

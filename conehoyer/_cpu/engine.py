@@ -462,6 +462,8 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
         start = _move(st, lo, 0.0, False)
     else:
         error = WIDTH * _standard_error(kind, p, sample, weight, known.theta, guess)
+        if z.itemsize == 4 and kind <= m.SIMPLEX and known.theta < math.inf:
+            error += _rounding(kind, p, guess, z)  # by much, where few entries dwarf the others
         lo, hi = np.float64(real(tau - error)), np.float64(real(tau + error))
         start = _move(st, np.float64(real(tau)), 0.0, True)
     if first and lo <= 0.0 <= hi < 0.5 * (guess.s / guess.nu):
