@@ -135,11 +135,12 @@ def test_wide_matrices_do_not_pack_what_they_hardly_read(monkeypatch):
 
 @pytest.mark.skipif(blocksparse._PLAIN, reason="plain loops pack nothing")
 def test_what_is_read_often_is_packed(monkeypatch):
+    half = kernels.BITS // 64  # lanes of half a register
     for block, m, k, order in (
         ((32, 1), 768, 4000, "C"),  # each row read for many rows of blocks
         ((32, 1), 768, 4000, "F"),
         ((64, 1), 64, 4000, "C"),  # for many tiles of a block
-        ((8, 1), 8, 4000, "F"),  # strips that stay near, and idle lanes
+        ((half, 1), half, 4000, "F"),  # strips that stay near, and idle lanes
         ((16, 16), 16, 32, "C"),
     ):
         bs = compress(np.ones((m, k), np.float32), block)
