@@ -450,7 +450,7 @@ def _sampled(st, l2, samples, kind, absolute, p, z, buffer, known):
     first = st.passes == 0 and not st.at_zero
     if guess.status != m.SOFT and not (guess.status == m.TIED and few):
         near = guess.status == m.FEASIBLE and m.closeness(kind, p, guess.s, guess.q) > CLEAR
-        if first and near and not (simd.TABLE and z.itemsize == 4):  # there, `plain` takes a third
+        if first and near and not (simd.TABLE and z.itemsize == 4):  # there `plain` is faster
             return _sums_job(st, l2, samples)
         return plain
     real = z.dtype.type
