@@ -150,7 +150,8 @@ class BlockPattern:
 
     Examples
     --------
-    An attention mask that is causal by blocks of 2 × 2 (within a block all see each other):
+    An attention mask that is causal by blocks of 2 × 2 (within a block all see each other, unless
+    ``causal=True`` is given too):
 
     >>> import numpy as np
     >>> from conehoyer.blocksparse import BlockPattern
@@ -321,7 +322,7 @@ class BlockPattern:
         run_split(task, self.n_blocks, _threads(workers, work))
         return BlockSparse(self, values, layout)
 
-    def attention(self, q, k, v, *, scale=None, workers=None) -> np.ndarray:
+    def attention(self, q, k, v, *, scale=None, causal=False, workers=None) -> np.ndarray:
         """Attention of which only the kept blocks are computed.
 
         Parameters
@@ -334,14 +335,17 @@ class BlockPattern:
             Values.
         scale : float, optional
             Factor of the products q·kᵀ; by default 1/√D.
+        causal : bool, default: False
+            Whether query i attends to keys j ≤ i alone, also inside a block.
         workers : int, optional
             Number of threads, see `set_workers`.
 
         Returns
         -------
         ndarray of shape (..., M, E)
-            ``softmax(scale * q @ k.T) @ v``, where entries outside the pattern count as −∞.  A
-            row without a kept block is zero.  One whose kept products are all −∞ is NaN.
+            ``softmax(scale * q @ k.T) @ v``, where entries outside the pattern, and later ones
+            if `causal`, count as −∞.  A row that keeps none is zero.  One whose kept products
+            are all −∞ is NaN.
 
         Raises
         ------
@@ -354,6 +358,9 @@ class BlockPattern:
         -----
         The product with v adds up its terms one by one, in float32 for arrays of that kind: over
         a row of a million equal weights it may lose 1 %.
+
+        All kept blocks are computed, also those that `causal` hides: leave blocks that lie
+        right of the diagonal out of the pattern.
 
         Examples
         --------
@@ -394,7 +401,8 @@ class BlockPattern:
         # Threads that share the heads wait for each other's Python: of short heads it is slower.
         for place in np.ndindex(batch):
             weights = self.sample(q[place], k[place], scale=scale, workers=workers)
-            weights.softmax(workers=workers).matmul(v[place], out=out[place], workers=workers)
+            weights = weights.softmax(causal=causal, workers=workers)
+            weights.matmul(v[place], out=out[place], workers=workers)
         return out
 
 
@@ -652,19 +660,21 @@ class BlockSparse:
         )
         return self._from_blocks(mirror, self.blocks()[turned].transpose(0, 2, 1))
 
-    def softmax(self, *, workers=None) -> "BlockSparse":
+    def softmax(self, *, causal=False, workers=None) -> "BlockSparse":
         """Softmax along the rows, over the kept entries alone.
 
         Parameters
         ----------
+        causal : bool, default: False
+            Whether entries right of the diagonal, (i, j) with j > i, count as −∞.
         workers : int, optional
             Number of threads, see `set_workers`.
 
         Returns
         -------
         BlockSparse
-            Of the same pattern; each row that has a kept block sums to 1, unless all that it
-            keeps is −∞: that gives NaN.
+            Of the same pattern; each row that keeps an entry sums to 1, unless all that it
+            keeps is −∞: that gives NaN.  What is right of the diagonal is 0 if `causal`.
 
         Examples
         --------
@@ -672,10 +682,15 @@ class BlockSparse:
         >>> from conehoyer.blocksparse import compress
         >>> compress(np.array([[3.0, 3.0, 0.0, 0.0]]), (1, 2)).softmax().to_dense()
         array([[0.5, 0.5, 0. , 0. ]])
+        >>> compress(np.ones((3, 3)), (1, 3)).softmax(causal=True).to_dense().round(2)
+        array([[1.  , 0.  , 0.  ],
+               [0.5 , 0.5 , 0.  ],
+               [0.33, 0.33, 0.33]])
         """
         layout, values = self._layout, self._values
         result = _room(layout, self.dtype, self.n_blocks)
-        task = functools.partial(kernels.softmax, values, layout, self.shape[1], result)
+        given = values, layout, self.shape[1], bool(causal), result
+        task = functools.partial(kernels.softmax, *given)
         run_split(task, self.pattern.grid[0], _threads(workers, 32 * values.size))
         return BlockSparse(self.pattern, result, layout)
 

@@ -677,6 +677,52 @@ def test_attention(block, dtype):
     np.testing.assert_array_equal(stack[1], pattern.attention(2 * q, k, v))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("grid", [(5, 6), (2, 9), (7, 2)], ids=str)
+@pytest.mark.parametrize("block", [(1, 32), (2, 3), (16, 16), (20, 5), (1, 1)], ids=str)
+def test_causal_attention(block, grid, workers, monkeypatch):
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    rng = np.random.default_rng(grid)
+    m, n = (count * side - (side > 1) for count, side in zip(grid, block, strict=True))
+    blocks = rng.random(grid) < 0.6
+    pattern = BlockPattern(blocks, block, (m, n))
+    q, k, v = (rng.standard_normal(s) for s in ((m, 7), (n, 7), (n, 5)))
+    kept = np.kron(blocks, np.ones(block, bool))[:m, :n] & np.tri(m, n, dtype=bool)
+    expected, weights = dense_attention(q, k, v, kept, 0.3)
+    weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+    scores = pattern.sample(q, k, scale=0.3)
+    before = scores.to_dense()
+    soft = scores.softmax(causal=True, workers=workers).to_dense()
+    np.testing.assert_allclose(soft, weights, rtol=0, atol=1e-13)
+    assert (soft[~kept] == 0).all()
+    np.testing.assert_array_equal(scores.to_dense(), before)
+    result = pattern.attention(q, k, v, scale=0.3, causal=True, workers=workers)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-13)
+    stack = pattern.attention(np.stack([q, 2 * q]), k, v, scale=0.3, causal=True)
+    np.testing.assert_array_equal(stack[0], result)
+
+
+@pytest.mark.parametrize("later", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("block", [(1, 6), (2, 2), (3, 6), (6, 3)], ids=str)
+def test_what_comes_later_changes_nothing(block, later):
+    pattern = BlockPattern(np.ones((6 // block[0], 6 // block[1])), block)
+    q, k, v = np.random.default_rng(1).standard_normal((3, 6, 4))
+    expected = pattern.attention(q, k, v, causal=True)
+    k[4:] = later
+    np.testing.assert_array_equal(pattern.attention(q, k, v, causal=True)[:4], expected[:4])
+
+
+def test_rows_that_keep_only_what_comes_later_are_zero():
+    """A row of −∞ is NaN, as ever."""
+    pattern = BlockPattern([[False, True], [True, False]], (2, 2))
+    q, k = np.array([[1.0], [1.0], [-np.inf], [1.0]]), np.ones((4, 1))
+    weights = pattern.sample(q, k).softmax(causal=True).to_dense()
+    expected = [[0, 0, 0, 0], [0, 0, 0, 0], [np.nan, np.nan, 0, 0], [0.5, 0.5, 0, 0]]
+    np.testing.assert_array_equal(weights, expected)
+    result = pattern.attention(q, k, np.ones((4, 1)), causal=True)
+    np.testing.assert_array_equal(result, [[0.0], [0.0], [np.nan], [1.0]])
+
+
 def test_large_scores_do_not_overflow():
     pattern = BlockPattern([[True, False]], (2, 2))
     weights = pattern.sample([[1e4], [-1e4]], np.ones((4, 1))).softmax().to_dense()

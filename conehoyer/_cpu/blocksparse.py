@@ -527,19 +527,42 @@ def _softmax(values, layout, columns, result, q, top, total):
                 result[place + i] *= total[i]
 
 
+@helper
+def _hide_later(values, layout, filler, q):
+    """Put `filler` in place of what lies right of the matrix's diagonal, in row q of blocks."""
+    height, width, tall = layout.height, layout.width, layout.tall
+    for b in range(layout.first[q], layout.first[q + 1]):
+        ahead = layout.indices[b] * width - q * height
+        for k in range(max(1 - ahead, 0), width):
+            place = (b * width + k) * tall
+            values[place : place + min(ahead + k, height)] = filler
+
+
 @kernel
-def softmax(values, layout, columns, result, begin, end):
-    """Softmax over the kept entries of each row, for rows begin..end−1 of blocks."""
+def softmax(values, layout, columns, causal, result, begin, end):
+    """Softmax over the kept entries of each row, for rows begin..end−1 of blocks.
+
+    If it is causal, each row over those up to the diagonal of the matrix.
+    """
     tall = layout.tall
+    if causal:
+        blocks = layout.first[begin], layout.first[end]
+        for i in range(blocks[0] * layout.width * tall, blocks[1] * layout.width * tall):
+            result[i] = values[i]
+        values = result
     # In float64: a float32 sum of a long row loses digits, and stops growing at 2²⁴.
     top, total = np.empty(tall, values.dtype), np.empty(tall, np.float64)
     for q in range(begin, end):
+        if causal:
+            _hide_later(values, layout, values.dtype.type(-np.inf), q)
         if tall % simd.lanes(values) == 0:
             _softmax_side_by_side(values, layout, columns, result, q)
         elif simd.lanes(values) % tall == 0:
             _softmax_of_low_blocks(values, layout, columns, result, q)
         else:
             _softmax(values, layout, columns, result, q, top, total)
+        if causal:  # also where a row keeps nothing else, and is NaN
+            _hide_later(result, layout, values.dtype.type(0.0), q)
 
 
 # --- plain loops ----------------------------------------------------------------------------
