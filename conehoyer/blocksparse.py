@@ -307,7 +307,8 @@ class BlockPattern:
         dtype = np.result_type(q, k)
         layout = _layout(self)
         deep = 2 if layout.tall > tiles.lanes_of(dtype) else 1
-        wide, count = deep * tiles.lanes_of(dtype), 8 if width >= 8 else 1
+        wide = deep * tiles.lanes_of(dtype)
+        count = min(1 << (width.bit_length() - 1), 8)  # keys in a tile: a power of two, as many fit
         # Zeros beyond the edges, as far as tiles may reach.
         queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
         factor = _scale(scale, dtype)

@@ -255,6 +255,26 @@ class Attention:
         return compare((ours, dense)).samples
 
 
+class Sampled:
+    """Products of queries and keys at a tenth of the blocks over all of them."""
+
+    params = (("1x8", "8x1", "4x4", "8x8", "32x32"), DTYPES)
+    param_names = ("block", "dtype")
+
+    def setup(self, block, dtype):
+        height, width = map(int, block.split("x"))
+        rng = np.random.default_rng(0)
+        self.q, self.k = rng.standard_normal((2, 2048, 64)).astype(dtype)
+        kept = rng.random((2048 // height, 2048 // width)) < 0.1
+        self.pattern = blocksparse.BlockPattern(kept, (height, width))
+
+    @sampled("ratio")
+    def track_over_dense(self, block, dtype):
+        out = np.zeros((2048, 2048), dtype)
+        dense = partial(np.matmul, self.q, self.k.T, out=out)
+        return compare((partial(self.pattern.sample, self.q, self.k), dense)).samples
+
+
 class Softmax:
     """Softmax of 100 blocks over NumPy's exponential of as many numbers."""
 
