@@ -305,19 +305,22 @@ class BlockPattern:
                 f"q and k must have shapes ({m}, D) and ({n}, D), got {q.shape} and {k.shape}"
             )
         dtype = np.result_type(q, k)
-        layout = _layout(self)
-        deep = 2 if layout.tall > tiles.lanes_of(dtype) else 1
-        wide = deep * tiles.lanes_of(dtype)
-        count = min(1 << (width.bit_length() - 1), 8)  # keys in a tile: a power of two, as many fit
+        layout, lanes = _layout(self), tiles.lanes_of(dtype)
+        turned = height < min(width, lanes)
+        low, long = (height, width) if turned else (width, layout.tall)
+        count, deep = kernels.sampling(low, long, lanes)
         # Zeros beyond the edges, as far as tiles may reach.
-        queries = np.zeros((q.shape[1], self.grid[0] * height + wide), dtype)
+        beyond = (count, deep * lanes) if turned else (deep * lanes, count)
+        queries = np.zeros((self.grid[0] * height + beyond[0], q.shape[1]), dtype)
+        keys = np.zeros((self.grid[1] * width + beyond[1], q.shape[1]), dtype)
         factor = _scale(scale, dtype)
         with np.errstate(all="ignore"):  # as in the products, and in a thread of ours
-            np.multiply(q.T, factor, out=queries[:, :m], dtype=dtype)
-        keys = np.zeros((self.grid[1] * width + count, q.shape[1]), dtype)
+            np.multiply(q, factor, out=queries[:m], dtype=dtype)
         keys[:n] = k
+        left, right = (queries, keys) if turned else (keys, queries)
         values = _room(layout, dtype, self.n_blocks)
-        given = (0,) * count, (0,) * deep, queries, keys, layout, values
+        given = (0,) * count, (0,) * deep, turned, left, np.ascontiguousarray(right.T)
+        given += layout, values
         task = functools.partial(kernels.sample, *given)
         work = self.n_blocks * height * width * q.shape[1]
         run_split(task, self.n_blocks, _threads(workers, work))

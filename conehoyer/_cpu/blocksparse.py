@@ -72,8 +72,7 @@ def tiling(height, depth, lanes, n, packed=True) -> tuple[int, int]:
     No column may be where x is not packed.
     """
     rows = _rows(height)
-    vecs = min(ACCUMULATORS // rows, 8)
-    vecs = 1 << (vecs.bit_length() - 1)
+    vecs = _power(min(ACCUMULATORS // rows, 8))
     wide = vecs * lanes
     far = depth * vecs * BITS // 8 > _NEXT
     empty = 1.1 * -(-2 * n // wide) < 2 * -(-n // wide)  # a tenth slower otherwise
@@ -103,7 +102,7 @@ def turned_tiling(height, width, lanes, n, packed=True) -> tuple[int, int]:
     two apart, would drive each other out of the cache.
     """
     vecs = min(2, -(-height // lanes))
-    rows = 1 << (min(ACCUMULATORS // vecs, 8, n).bit_length() - 1)
+    rows = _power(min(ACCUMULATORS // vecs, 8, n))
     twice = 2 * rows
     full = twice <= n and -(-n // twice) * twice <= 1.05 * -(-n // rows) * rows
     if packed and width > 1 and twice * vecs <= ACCUMULATORS and full:
@@ -376,36 +375,55 @@ def multiply_columns(
 # --- dense times dense, at the blocks of a pattern ------------------------------------------
 
 
+def sampling(low, long, lanes) -> tuple[int, int]:
+    """Rows of a tile, and registers in each, for blocks of so many rows and so long ones."""
+    deep = _power(min(-(-long // lanes), 2 if low > 3 else 4))
+    return _power(min(low, 8, ACCUMULATORS // deep)), deep
+
+
+def _power(most) -> int:
+    """The largest power of two up to `most`."""
+    return 1 << (most.bit_length() - 1)
+
+
 @kernel
-def sample(rows, vecs, queries, keys, layout, values, begin, end):
-    """Blocks begin..end−1 of Q·Kᵀ; `queries` is Qᵀ, and both have zeros beyond their edges."""
+def sample(rows, vecs, turned, left, right, layout, values, begin, end):
+    """Blocks begin..end−1 of Q·Kᵀ.
+
+    Registers lie along the queries, and `left` is K, `right` is Qᵀ; or, if it is turned, along the
+    keys, for blocks lower than a register, and then they are Q and Kᵀ.  Both have zeros beyond
+    their edges.
+    """
     height, width, tall = layout.height, layout.width, layout.tall
-    count, deep = len(rows), len(vecs) * lanes(keys)
-    depth, step = keys.shape[1], queries.shape[1]
-    left, right = keys.reshape(keys.size), queries.reshape(queries.size)
-    corner = np.empty(count * deep, keys.dtype)
-    along, beside = evenly(rows, 0, depth), evenly(rows, 0, tall)
-    aside, q = evenly(rows, 0, deep), 0
+    count, deep = len(rows), len(vecs) * lanes(left)
+    depth, step = left.shape[1], right.shape[1]
+    one, other = left.reshape(left.size), right.reshape(right.size)
+    corner = np.empty(count * deep, left.dtype)
+    down, along = (height, width) if turned else (width, tall)
+    by, apart = (1, tall) if turned else (tall, 1)  # from row to row, and from lane to lane
+    here, beside, aside = evenly(rows, 0, depth), evenly(rows, 0, by), evenly(rows, 0, deep)
+    q = 0
     for b in range(begin, end):
         while layout.first[q + 1] <= b:
             q += 1
-        for k in range(0, width, count):
-            for t in range(0, height, deep):
-                tile = zero_tile(keys, rows, vecs)
-                entry = (layout.indices[b] * width + k) * depth
-                start = q * height + t
+        query, key = q * height, layout.indices[b] * width
+        first, second = (query, key) if turned else (key, query)
+        for i in range(0, down, count):
+            for j in range(0, along, deep):
+                tile = zero_tile(left, rows, vecs)
+                entry, start = (first + i) * depth, second + j
                 for _ in range(depth):
-                    tile = add_outer(tile, vecs, left, along, entry, right, start)
+                    tile = add_outer(tile, vecs, one, here, entry, other, start)
                     entry += 1
                     start += step
-                place = (b * width + k) * tall + t
-                if k + count <= width and t + deep <= tall:
+                place = b * width * tall + i * by + j * apart
+                if apart == 1 and i + count <= down and j + deep <= along:
                     store_tile(tile, vecs, values, beside, place)
                 else:
                     store_tile(tile, vecs, corner, aside, 0)
-                    for i in range(min(count, width - k)):
-                        for j in range(min(deep, tall - t)):
-                            values[place + i * tall + j] = corner[i * deep + j]
+                    for row in range(min(count, down - i)):
+                        for lane in range(min(deep, along - j)):
+                            values[place + row * by + lane * apart] = corner[row * deep + lane]
 
 
 @helper
