@@ -414,7 +414,9 @@ def advance(kind, p, tol, st, nu, s, q):
         if (lost or final) and closer != st.anchor:
             return with_tau(st, closer, st.offset - (closer - st.anchor), st.nu, True)
         # All of the support is the one float `anchor`: H is ν at every τ, whatever rounding
-        # says of the side.
+        # says of the side.  If nothing lies below, the input itself may count as feasible.
+        if lost and not st.at_zero and abs(nu - p) <= tol * p:
+            return _to(st, 0.0, -math.inf if signed else 0.0, -1.0, 0, False)
         if lost and nu > p:
             return with_verdict(st, TIED, 0.0, nu, s, q)
         if lost and nu == p and not everything:

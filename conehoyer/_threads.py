@@ -9,11 +9,13 @@ import contextvars
 import operator
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from itertools import pairwise
+from operator import length_hint
 from queue import SimpleQueue
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import numpy as np
@@ -237,14 +239,28 @@ def run_parts(task: Callable[..., object], parts: tuple[tuple[int, ...], ...]) -
             return
     done: SimpleQueue = SimpleQueue()
     ended = np.zeros(len(parts) - 1, np.int64)
-    for place, part in enumerate(parts[1:]):
-        jobs.put((task, part, done, ended, place))
-    _posted[0] += 1
+    rest = iter([(task, part, done, ended, place) for place, part in enumerate(parts[1:])])
+    posting = map(jobs.put, rest)
     try:
+        deque(posting, maxlen=0)  # an interrupt, as of Ctrl-C, comes before or after all of it
+        _posted[0] += 1
         task(*parts[0])
-    finally:
         waiting.for_all(ended)
         errors = [done.get() for _ in ended]
+    except BaseException:
+        _until_ended(ended[: len(ended) - length_hint(rest)])
+        raise
     for error in errors:
         if error is not None:
             raise error
+
+
+def _until_ended(marks: np.ndarray) -> None:
+    """Wait until no mark is 0, whatever interrupts: the parts write to arrays of the caller."""
+    while True:
+        try:
+            while not marks.all():
+                sleep(0.001)
+            return
+        except BaseException:  # the first one is raised in the end
+            continue

@@ -473,6 +473,9 @@ class BlockSparse:
 
     __array_ufunc__ = None  # so that ndarray @ bs comes here
 
+    def __array__(self, dtype=None, copy=None):  # else NumPy makes an array of one object
+        raise TypeError(f"{self!r} is not made an array by itself: pass its to_dense()")
+
     def __init__(self, pattern, values, layout):
         self.pattern = pattern
         self._values, self._layout = values, layout

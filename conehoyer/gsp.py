@@ -12,6 +12,7 @@ from . import _checks
 from . import _math as m
 from ._cpu import gsp as kernels
 from ._dispatch import on_device, takes_tensors
+from ._gsp_math import Search
 from ._results import warn_not_converged
 from ._threads import resolve_workers, run_split
 from .scores import refuse_objects
@@ -389,23 +390,23 @@ def _search(group, sparseness, check_finite):
     if not kernels.take_tops(v, part):
         if check_finite:
             raise _checks.not_finite(_first_not_finite(group))
-        return kernels.start(v)._replace(status=m.NONFINITE, mean=np.nan, passes=1)
-    st = kernels.start(v)
+        return Search(*kernels.start(v))._replace(status=m.NONFINITE, mean=np.nan, passes=1)
+    st = Search(*kernels.start(v))
     if not v.beta.any():  # no vector has more than one entry
         return st._replace(status=m.FEASIBLE)
     if sparseness == 1.0:
         kernels.take_sums(v, part)
-        return kernels.one_each(v, st)
+        return Search(*kernels.one_each(v, st))
     if _scale(group):
         group.run_pass(lambda b: kernels.FIRST)
         kernels.take_tops(v, part)
-        st = kernels.start(v)
+        st = Search(*kernels.start(v))
     collected = False
     while True:
         if kernels.take_sums(v, part):
             group.run_pass(lambda b: kernels.TIES)
             kernels.take_ties(v, part)
-        st = kernels.advance(v, st, sparseness)
+        st = Search(*kernels.advance(v, st, sparseness))
         if st.status != m.GO:
             return st
         kind = kernels.WHOLE

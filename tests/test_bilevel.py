@@ -1177,3 +1177,13 @@ def test_the_report_of_a_batch_by_several_workers(inner):
         info = ch.project_bilevel(y, level, inner=inner, workers=workers, full_output=True)[1]
         for name in ("radii", "kept", "mask", "threshold", "level", "nnz", "passes", "converged"):
             np.testing.assert_array_equal(getattr(info, name), getattr(expected, name), name)
+
+
+@pytest.mark.parametrize("exponent", [-149, -130, -110])
+@pytest.mark.parametrize("inner", ["l2", "linf", "l1"])
+def test_small_blocks_of_the_smallest_float32(inner, exponent):
+    """Their norms are float32 too: the unit must not take these beyond it."""
+    x = np.ldexp(np.random.default_rng(0).standard_normal((33, 20)), exponent).astype(np.float32)
+    got = ch.project_bilevel(x, 20.5, groups=(2, 2), inner=inner)
+    wide = ch.project_bilevel(x.astype(float), 20.5, groups=(2, 2), inner=inner)
+    np.testing.assert_allclose(got, wide, rtol=1e-5, atol=2.0**-149)

@@ -926,6 +926,16 @@ def test_copies_are_copies():
     np.testing.assert_array_equal(pattern.kept, np.eye(2))
 
 
+def test_a_block_sparse_matrix_is_no_array():
+    """Of pandas, say, which asks for one, NumPy would give it an array of one object."""
+    bs = compress(np.eye(4), (2, 2))
+    with pytest.raises(TypeError, match=r"<BlockSparse: 4 x 4.*pass its to_dense\(\)"):
+        np.asarray(bs)
+    with pytest.raises(TypeError, match=r"w is nothing that NumPy takes.*pass its to_dense\(\)"):
+        compress(bs, (2, 2))
+    np.testing.assert_array_equal(np.ones((3, 4)) @ bs, np.ones((3, 4)))
+
+
 def test_pickled_matrices(monkeypatch):
     """They hold no more than the blocks, and fit the machine that they are loaded on."""
     w = sparse(np.random.default_rng(0), (37, 70), (1, 10), 0.4, np.float32)
@@ -1508,6 +1518,54 @@ def test_heads_have_the_same_bits_for_any_number_of_workers(workers, monkeypatch
         np.testing.assert_array_equal(pattern.attention(q, k, v, workers=workers), alone)
     with pytest.raises(ValueError, match="workers must be"):
         pattern.attention(q, k, v, workers=0)
+
+
+def test_every_part_of_attention_takes_the_workers(monkeypatch):
+    """The products, the softmax, and the product with the values."""
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    shared = []
+
+    def run_split(task, count, workers):
+        shared.append(workers)
+        task(0, count)
+
+    def run_parts(task, parts):
+        shared.append(len(parts))
+        for part in parts:
+            task(*part)
+
+    monkeypatch.setattr(blocksparse, "run_split", run_split)
+    monkeypatch.setattr(blocksparse, "run_parts", run_parts)
+    pattern = BlockPattern(np.tri(12, dtype=bool), (1, 2))
+    pattern.attention(np.ones((12, 3)), np.ones((24, 3)), np.ones((24, 1)), workers=3)
+    assert shared == [3, 3, 3]
+
+
+def test_each_number_of_workers_has_its_own_shares(monkeypatch):
+    """They are kept with the pattern, for later products by as many."""
+    monkeypatch.setattr(blocksparse, "_PARALLEL_FROM", 0)
+    bs, x, shared = compress(np.ones((12, 4)), (1, 4)), np.ones((4, 1)), []
+    monkeypatch.setattr(blocksparse, "run_parts", lambda task, parts: shared.append(len(parts)))
+    for workers in (2, 3, 2):
+        bs.matmul(x, workers=workers)
+    assert shared == [2, 3, 2]
+
+
+def test_errors_tell_the_keys_of_a_sample_from_the_queries():
+    pattern = BlockPattern(np.eye(2), (2, 3))
+    good = np.ones((4, 2)), np.ones((6, 2))
+    for place, name in enumerate("qk"):
+        for bad, error in ((np.ones(2), ValueError), (good[place] * 1j, TypeError)):
+            operands = list(good)
+            operands[place] = bad
+            with pytest.raises(error, match=f"^{name} must"):
+                pattern.sample(*operands)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])
+def test_kept_blocks_are_told_by_any_real_numbers(dtype):
+    pattern = BlockPattern(np.eye(3, dtype=dtype), (2, 2))
+    np.testing.assert_array_equal(pattern.kept, np.eye(3, dtype=bool))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -962,3 +962,19 @@ def test_iterative_returns_what_is_feasible():
     x[0] = np.nextafter(1.3, 2)
     y = ch.project_cai(x, 3.5, method="iterative")
     np.testing.assert_array_equal(ch.project_cai(y, 3.5, method="iterative"), y)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 3.3])
+@pytest.mark.parametrize(("n", "k"), [(16384, 16383), (20000, 12345), (65535, 32767)])
+def test_long_vectors_of_one_magnitude_are_feasible(n, k, value):
+    """All of the support is on one float, where rounding hides that the score is k below it too."""
+    rng = np.random.default_rng(k)
+    for first in (True, False):
+        y = np.where(np.arange(n) < k, value, 0.0) * rng.choice([-1.0, 1.0], n)
+        y = y if first else rng.permutation(y)
+        for level in (k, k * (1 - 4e-15), k * (1 + 4e-15), ch.hoyer_score(y)):
+            np.testing.assert_array_equal(ch.project_cai(y, level), y)
+        np.testing.assert_array_equal(ch.project_hoyer(y, ch.hoyer_sparseness(y)), y)
+        fewer = ch.project_cai(y, k - 1)
+        np.testing.assert_array_equal(ch.project_cai(fewer, k - 1), fewer)
+        assert np.count_nonzero(ch.project_cai(y, k - 0.5)) == k

@@ -3,6 +3,7 @@
 import decimal
 import math
 
+import numba
 import numpy as np
 import oracle
 import pytest
@@ -834,3 +835,29 @@ def test_a_tuple_of_vectors_is_a_list_of_them():
     assert type(results) is list
     for result, expected in zip(results, ch.project_gsp(list(parts), 0.6), strict=True):
         np.testing.assert_array_equal(result, expected, strict=True)
+
+
+def test_all_vectors_of_a_list_count_for_the_workers(monkeypatch):
+    """However small the last one is."""
+    monkeypatch.setattr(gsp, "_PARALLEL_FROM", 8000)
+    rng, asked = np.random.default_rng(0), []
+
+    def run_split(task, count, workers):
+        asked.append(workers)
+        task(0, count)
+
+    monkeypatch.setattr(gsp, "run_split", run_split)
+    for sizes, expected in (((1000, 5), 3), ((5, 1000), 3), ((500, 495), 1)):
+        asked.clear()
+        gsp.project_gsp([rng.standard_normal(n) for n in sizes], 0.5, workers=3)
+        assert set(asked) == {expected}
+
+
+def test_kernels_give_python_no_named_tuples():
+    """To make one Numba runs Python code, and an interrupt there ends the process."""
+    project_gsp(np.arange(12.0).reshape(3, 4), 0.7)
+    project_gsp(np.arange(12.0).reshape(3, 4), 1.0)
+    for kernel in (gsp.kernels.start, gsp.kernels.advance, gsp.kernels.one_each):
+        assert kernel.nopython_signatures
+        for signature in kernel.nopython_signatures:
+            assert not isinstance(signature.return_type, numba.types.BaseNamedTuple)

@@ -490,3 +490,9 @@ def test_lengths_that_no_array_has():
         ):
             ch.level_for_sparseness(0.5, n)
     assert ch.level_for_sparseness(0.0, 2**63 - 1) == pytest.approx(2.0**63)
+
+
+def test_the_least_sparseness_beyond_one_is_refused():
+    for bad in (np.nextafter(1.0, 2.0), -5e-324):
+        with pytest.raises(ValueError, match=r"sparseness must be in \[0, 1\]"):
+            ch.level_for_sparseness(bad, 16)

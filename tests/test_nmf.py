@@ -941,3 +941,30 @@ def test_several_threads_take_a_large_factor(levels, side, monkeypatch):
     x = noisy(9000, 40, 2)
     run(x if side == "W" else x.T, 2, max_iter=1, workers=2, **levels)
     assert set(asked) == {1, 2}
+
+
+def test_a_dead_component_takes_no_level_from_the_others():
+    """A row of the dictionary that is zero, and a level of its own for each component."""
+    rng = np.random.default_rng(0)
+    h = rng.random((3, 8))
+    h[0] = 0
+    x = rng.random((20, 8))
+    options = {"update_h": False, "max_iter": 2000, "tol": 1e-8}
+    full = nmf_hals(x, 3, init=(None, h), level_w=[1.0, 9.0, 6.0], **options)
+    rest = nmf_hals(x, 2, init=(None, h[1:]), level_w=[9.0, 6.0], **options)
+    assert full.converged
+    np.testing.assert_allclose(full.kkt_residual, rest.kkt_residual, rtol=1e-6, atol=1e-12)
+
+
+def test_the_warning_tells_the_residual_from_its_bound():
+    x = np.random.default_rng(0).random((20, 10))
+    with pytest.warns(ch.ConvergenceWarning) as caught:
+        result = nmf_hals(x, 4, max_iter=2, tol=1e-9)
+    said = f"KKT residual {result.kkt_residual:.3g} > tol=1e-09: "
+    assert said in str(caught[0].message)
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_data_in_either_order_is_not_copied(order):
+    x = np.asarray(np.random.default_rng(0).random((20, 10)), order=order)
+    assert np.shares_memory(nmf._Data(x, True).matrix, x)

@@ -1276,3 +1276,36 @@ def test_gradients_of_bfloat16():
         optim.SparseAdamW([w]).step([np.array([1.0, -2.0, 0.5], dtype)])
         results.append(w)
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((4, 3), (100, 1)), ((4, 3), (1, 100)), ((5,), (1, 1))]
+)
+def test_the_weights_of_blocks_larger_than_the_parameter_are_loaded(shape, groups):
+    rng = np.random.default_rng(0)
+    w, grads = rng.standard_normal(shape), rng.standard_normal((3, *shape))
+    other = w.copy()
+    options = {"lr": 0.01, "l1": 0.5, "groups": groups, "reweight_every": 1}
+    first, second = SparseAdamW([w], **options), SparseAdamW([other], **options)
+    first.step([grads[0]])
+    other[...] = w
+    second.load_state_dict(first.state_dict())
+    saved = second.state_dict()["state"][0]["gamma"]
+    np.testing.assert_array_equal(saved, first.state_dict()["state"][0]["gamma"])
+    for g in grads[1:]:
+        first.step([g])
+        second.step([g])
+        np.testing.assert_array_equal(other, w)
+
+
+def test_weights_are_renewed_only_while_there_is_a_penalty():
+    """They are one when it begins, however many steps were taken before."""
+    w = np.array([[3.0, 4.0], [0.5, 0.25]])
+    optimizer = SparseAdamW([w], lr=0.01, weight_decay=0.0, groups=(1, 2), reweight_every=1)
+    optimizer.step([np.zeros((2, 2))])
+    assert optimizer.state_dict()["state"][0]["gamma"] is None
+    optimizer.param_groups[0]["l1"] = 10.0
+    optimizer.step([np.zeros((2, 2))])
+    np.testing.assert_allclose(w[0], np.array([3.0, 4.0]) * (1 - 0.1 / 5), rtol=1e-14)
+    gamma = optimizer.state_dict()["state"][0]["gamma"]
+    np.testing.assert_allclose(gamma, 1 / (np.linalg.norm(w, axis=1, keepdims=True) + 1e-3))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,34 @@ def test_no_part_is_empty(count, workers):
     assert len(parts) == min(count, workers)
     assert all(first < last for first, last in parts)
     assert sorted(i for part in parts for i in range(*part)) == list(range(count))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
+@pytest.mark.parametrize("times", [1, 3])
+def test_interrupts_come_after_all_parts(times):
+    """Else a part would write into an array that its owner uses again, after Ctrl-C."""
+    ended, left = [], [times]
+
+    def task(first, last):
+        if first > 0:
+            threading.Event().wait(0.4)
+            ended.append(first)
+
+    def interrupt(*_):
+        if left[0] > 0:
+            left[0] -= 1
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            _threads.run_parts(task, ((0, 1), (1, 2)))
+        assert ended == [1]
+        assert left == [0]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])

@@ -191,22 +191,34 @@ def _some_jump(room, jumps, low, high):
 _start, _one_each, _advance = search.steps(_all, _add, _add_exactly, _largest, _some_jump)
 
 
+@register_jitable
+def _plain(st):
+    """What a `Search` holds.
+
+    To make a named tuple for Python, Numba runs Python: an interrupt there ends the process.
+    """
+    return (
+        st.status, st.mu, st.mu_low, st.lo, st.lo_low, st.hi, st.hi_low, st.unit, st.on_jump,
+        st.share, st.mean, st.passes, st.certain,
+    )  # fmt: skip
+
+
 @kernel
 def start(v):
-    """The state before the first pass, at μ = 0."""
-    return _start(None, v)
+    """The fields of the state before the first pass, at μ = 0."""
+    return _plain(_start(None, v))
 
 
 @kernel
 def one_each(v, st):
-    """The verdict for sparseness 1: past every jump, unless each vector has one entry."""
-    return _one_each(None, v, st)
+    """The fields of the verdict for sparseness 1: past every jump, unless each has one entry."""
+    return _plain(_one_each(None, v, st))
 
 
 @kernel
 def advance(v, st, sparseness):
-    """From the sums at μ, the next μ or the verdict; sets the thresholds of the next pass."""
-    return _advance(None, v, st, sparseness)
+    """From the sums at μ, the fields of the next state; sets the thresholds of the next pass."""
+    return _plain(_advance(None, v, st, sparseness))
 
 
 @kernel
