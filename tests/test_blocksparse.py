@@ -931,7 +931,7 @@ def test_a_block_sparse_matrix_is_no_array():
     bs = compress(np.eye(4), (2, 2))
     with pytest.raises(TypeError, match=r"<BlockSparse: 4 x 4.*pass its to_dense\(\)"):
         np.asarray(bs)
-    with pytest.raises(TypeError, match=r"w is nothing that NumPy takes.*pass its to_dense\(\)"):
+    with pytest.raises(TypeError, match=r"pass its to_dense\(\)"):
         compress(bs, (2, 2))
     np.testing.assert_array_equal(np.ones((3, 4)) @ bs, np.ones((3, 4)))
 
