@@ -318,9 +318,9 @@ class BlockPattern:
             np.multiply(q, factor, out=queries[:m], dtype=dtype)
         keys[:n] = k
         left, right = (queries, keys) if turned else (keys, queries)
+        right = np.ascontiguousarray(right.T)
         values = _room(layout, dtype, self.n_blocks)
-        given = (0,) * count, (0,) * deep, turned, left, np.ascontiguousarray(right.T)
-        given += layout, values
+        given = (0,) * count, (0,) * deep, turned, left, right, layout, values
         task = functools.partial(kernels.sample, *given)
         work = self.n_blocks * height * width * q.shape[1]
         run_split(task, self.n_blocks, _threads(workers, work))
