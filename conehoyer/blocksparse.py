@@ -309,16 +309,14 @@ class BlockPattern:
         turned = height < min(width, lanes)
         low, long = (height, width) if turned else (width, layout.tall)
         count, deep = kernels.sampling(low, long, lanes)
-        # Zeros beyond the edges, as far as tiles may reach.
-        beyond = (count, deep * lanes) if turned else (deep * lanes, count)
-        queries = np.zeros((self.grid[0] * height + beyond[0], q.shape[1]), dtype)
-        keys = np.zeros((self.grid[1] * width + beyond[1], q.shape[1]), dtype)
-        factor = _scale(scale, dtype)
         with np.errstate(all="ignore"):  # as in the products, and in a thread of ours
-            np.multiply(q, factor, out=queries[:m], dtype=dtype)
-        keys[:n] = k
-        left, right = (queries, keys) if turned else (keys, queries)
-        right = np.ascontiguousarray(right.T)
+            q = np.multiply(q, _scale(scale, dtype), dtype=dtype)
+        queries, keys = (q, self.grid[0] * height), (k, self.grid[1] * width)
+        one, other = (queries, keys) if turned else (keys, queries)
+        # Zeros beyond the edges, as far as tiles may reach.
+        left = np.zeros((one[1] + count, q.shape[1]), dtype)
+        right = np.zeros((q.shape[1], other[1] + deep * lanes), dtype)
+        left[: len(one[0])], right[:, : len(other[0])] = one[0], other[0].T
         values = _room(layout, dtype, self.n_blocks)
         given = (0,) * count, (0,) * deep, turned, left, right, layout, values
         task = functools.partial(kernels.sample, *given)

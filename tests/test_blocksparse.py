@@ -1402,6 +1402,11 @@ for block, (m, n), kept in made:
                         blocksparse.kernels.pays = lambda *args: packed
                         result = bs.matmul(own, bias=np.ones(m))
                         np.testing.assert_allclose(result, bs.to_dense() @ x + 1, atol=1e-3)
+for block in [(31, 4), (19, 8), (2, 31), (4, 9), (1, 17)]:
+    for dtype in (np.float32, np.float64):
+        pattern = blocksparse.BlockPattern(np.ones((2, 2)), block)
+        q, k = (rng.standard_normal((2 * side, 3)).astype(dtype) for side in block)
+        np.testing.assert_allclose(pattern.sample(q, k).to_dense(), q @ k.T, atol=1e-5)
 print("done")
 '''
 

@@ -399,7 +399,8 @@ def sample(rows, vecs, turned, left, right, layout, values, begin, end):
     depth, step = left.shape[1], right.shape[1]
     one, other = left.reshape(left.size), right.reshape(right.size)
     corner = np.empty(count * deep, left.dtype)
-    down, along = (height, width) if turned else (width, tall)
+    down, along = (height, width) if turned else (width, height)
+    room = width if turned else tall
     by, apart = (1, tall) if turned else (tall, 1)  # from row to row, and from lane to lane
     here, beside, aside = evenly(rows, 0, depth), evenly(rows, 0, by), evenly(rows, 0, deep)
     q = 0
@@ -417,12 +418,12 @@ def sample(rows, vecs, turned, left, right, layout, values, begin, end):
                     entry += 1
                     start += step
                 place = b * width * tall + i * by + j * apart
-                if apart == 1 and i + count <= down and j + deep <= along:
+                if apart == 1 and i + count <= down and j + deep <= room:
                     store_tile(tile, vecs, values, beside, place)
                 else:
                     store_tile(tile, vecs, corner, aside, 0)
                     for row in range(min(count, down - i)):
-                        for lane in range(min(deep, along - j)):
+                        for lane in range(min(deep, room - j)):
                             values[place + row * by + lane * apart] = corner[row * deep + lane]
 
 
