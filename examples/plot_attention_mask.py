@@ -183,10 +183,9 @@ for share in SHARES:
     print()
 
 # %%
-# What the projection leaves out held little but noise: with a tenth of the blocks the mean is a
-# little better than with all, and with the mask found before better than with the own one, which
-# prefers pairs whose noise happens to agree. The band leaves out other beats, on which this mean
-# lives.
+# With a tenth of the blocks the mean is a little better than with all, and with the mask found
+# before better than with the own one, which may prefer pairs whose noise happens to agree. The band
+# leaves out other beats, on which this mean lives.
 
 BLUE, ORANGE, GREEN = "#0072B2", "#C44E00", "#00795A"
 noisy, clear = v[0, shown, 0], clean[0, shown]

@@ -72,6 +72,23 @@ def test_interrupts_come_after_all_parts(times):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("posted", [0, 1])
+def test_only_parts_that_were_posted_are_waited_for(posted, monkeypatch):
+    """An interrupt may come before any is; then none will ever end."""
+    waited = []
+
+    def interrupted(posting, maxlen):
+        for _ in range(posted):
+            next(posting)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_threads, "deque", interrupted)
+    monkeypatch.setattr(_threads, "_until_ended", lambda marks: waited.append(marks.size))
+    with pytest.raises(KeyboardInterrupt):
+        _threads.run_parts(lambda first, last: None, ((0, 1), (1, 2), (2, 3)))
+    assert waited == [posted]
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_errors_come_after_all_parts(kind, bad):
